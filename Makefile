@@ -1,0 +1,33 @@
+# Two commands to know: `make demo` and `make test`. Both create .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "autodsm needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[images,dev]"
+	@touch "$(STAMP)"
+
+demo: $(STAMP)
+	"$(BIN)/autodsm" reproduce demo
+
+test: $(STAMP)
+	"$(BIN)/python" -m pytest
+
+lint: $(STAMP)
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+types: $(STAMP)
+	"$(BIN)/pyright"
+
+bench: $(STAMP)
+	"$(BIN)/python" benchmarks/simulate.py
+
+clean:
+	rm -rf "$(VENV)"

@@ -1,0 +1,14 @@
+"""Experiments: one file for each figure or table, run by `autodsm reproduce NAME`.
+
+An experiment is a function `run(folder, quick, seed) -> numbers` that saves its figures in the folder; `quick` makes
+it small enough for continuous integration without changing what it does.
+"""
+
+from collections.abc import Callable
+
+from . import demo, mean_error
+
+EXPERIMENTS: dict[str, Callable[..., dict]] = {
+    "demo": demo.run,
+    "mean-error": mean_error.run,
+}

@@ -1,0 +1,57 @@
+"""Records in, figures out. Nothing here computes."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+matplotlib.rcParams.update(
+    {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+)
+_STYLES = ("-", "--", ":", "-.")
+
+
+def panels(n: int, *, width: float = 3.2, height: float = 2.8, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    """A row of n axes."""
+    figure = Figure(figsize=(width * n, height), layout="constrained")
+    return figure, list(np.ravel(figure.subplots(1, n, sharey=share_y, squeeze=False)))
+
+
+def densities(
+    x: np.ndarray,
+    times: Sequence[float],
+    curves: Mapping[str, np.ndarray],
+    samples: Sequence[np.ndarray] | None = None,
+    *,
+    label: str = "y",
+) -> Figure:
+    """One panel for each time: named density curves, each of shape (times, len(x)), over a histogram of samples."""
+    figure, axes = panels(len(times), share_y=True)
+    for i, (axis, t) in enumerate(zip(axes, times, strict=True)):
+        if samples is not None:
+            axis.hist(samples[i], bins=120, range=(x[0], x[-1]), density=True, color="0.87", label="simulated")
+        for j, (name, values) in enumerate(curves.items()):
+            color = "k" if j == 0 else f"C{j - 1}"
+            axis.plot(x, values[i], _STYLES[j % 4], color=color, lw=1.6 if j == 0 else 1.3, label=name)
+        axis.set(title=f"t = {t:g}", xlabel=label)
+    axes[0].set_ylabel("density")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def errors_over_time(
+    times: np.ndarray,
+    rows: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
+    *,
+    ylabels: Mapping[str, str],
+) -> Figure:
+    """A panel for each quantity; in it each method's error over t, as (value, standard error), on a log scale."""
+    figure, axes = panels(len(rows), width=4.2, height=3.2)
+    for axis, (quantity, methods) in zip(axes, rows.items(), strict=True):
+        for j, (name, (value, stderr)) in enumerate(methods.items()):
+            axis.errorbar(times, value, 2 * stderr, marker="o", ms=3, lw=1.2, capsize=2, color=f"C{j}", label=name)
+        axis.set(yscale="log", xlabel="t", ylabel=ylabels[quantity], title=quantity)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure

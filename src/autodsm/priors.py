@@ -1,0 +1,198 @@
+"""Noise processes for generative modelling: Langevin dynamics towards any prior, and the linear classics.
+
+`langevin`: `dy = β(t) ∇log π(y) dt + √(2β(t)) dw` has the stationary law π, whatever π is.
+
+| process  | drift                         | diffusion                        |
+|----------|-------------------------------|----------------------------------|
+| `vp`     | `−½ β y`                      | `√β`                             |
+| `sub_vp` | `−½ β y`                      | `√(β (1 − exp(−2∫β)))`           |
+| `ve`     | `0`                           | `√(dσ²/dt)`, `σ = σ0 (σ1/σ0)^t`  |
+| `cld`    | `β (v/M, −x − Γ v/M)`         | `(0, √(2Γβ))`, `Γ² = 4M`         |
+| `linear` | `A(t) y + c(t)`               | anything                         |
+"""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from .errors import check_positive
+from .process import Process
+
+
+class AbstractBeta(eqx.Module):
+    """A noise schedule β(t). Any other function of `t` works too; these also know their integral."""
+
+    t1: eqx.AbstractVar[float]
+    """Where a process with this schedule ends unless told otherwise; before any singularity."""
+
+    @abc.abstractmethod
+    def __call__(self, t) -> Array: ...
+
+    @abc.abstractmethod
+    def integral(self, t) -> Array:
+        """`∫_0^t β`."""
+
+
+class ConstantBeta(AbstractBeta):
+    """`β = value`."""
+
+    value: float = 1.0
+    t1: float = eqx.field(default=1.0, static=True)
+
+    def __call__(self, t):
+        return self.value + 0.0 * jnp.asarray(t, float)
+
+    def integral(self, t):
+        return self.value * jnp.asarray(t, float)
+
+
+class LinearBeta(AbstractBeta):
+    """`β = β0 + (β1 − β0) t`."""
+
+    beta0: float = 0.1
+    beta1: float = 10.0
+    t1: float = eqx.field(default=1.0, static=True)
+
+    def __call__(self, t):
+        return self.beta0 + (self.beta1 - self.beta0) * jnp.asarray(t, float)
+
+    def integral(self, t):
+        t = jnp.asarray(t, float)
+        return self.beta0 * t + 0.5 * (self.beta1 - self.beta0) * t**2
+
+
+class InverseBeta(AbstractBeta):
+    """`β = 1/(1 − t)`: the signal decays linearly. Singular at t = 1, so `t1 < 1`."""
+
+    t1: float = eqx.field(default=0.999, static=True)
+
+    def __call__(self, t):
+        return 1.0 / (1.0 - jnp.asarray(t, float))
+
+    def integral(self, t):
+        return -jnp.log1p(-jnp.asarray(t, float))
+
+
+class CosineBeta(AbstractBeta):
+    """`β = (π/2) tan(πt/2)`: `exp(−∫β) = cos(πt/2)`. Singular at t = 1, so `t1 < 1`."""
+
+    t1: float = eqx.field(default=0.999, static=True)
+
+    def __call__(self, t):
+        return 0.5 * np.pi * jnp.tan(0.5 * np.pi * jnp.asarray(t, float))
+
+    def integral(self, t):
+        return -jnp.log(jnp.cos(0.5 * np.pi * jnp.asarray(t, float)))
+
+
+Beta = AbstractBeta | Callable[..., Array]
+
+
+def langevin(prior, beta: Beta | None = None, *, t1: float | None = None) -> Process:
+    """Langevin dynamics whose stationary law is `prior`, run at the speed `beta` (default: 0.1 to 10, linear).
+
+        process = langevin(numpyro.distributions.Logistic(0.0, 1.0))
+
+    `prior` is any object with `log_prob(y)`. A scalar distribution is taken as the law of every coordinate
+    independently; `log_prob` may return one number or one for each coordinate.
+    """
+    if not callable(getattr(prior, "log_prob", None)):
+        raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
+    beta, t1 = _schedule(beta, t1)
+    stationary_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+
+    def drift(y, t):
+        return beta(t) * stationary_score(y)
+
+    return Process(drift, lambda t: jnp.sqrt(2.0 * beta(t)), t1)
+
+
+def vp(beta: Beta | None = None, *, t1: float | None = None) -> Process:
+    """Variance-preserving process of Song et al. (2021); stationary law N(0, 1)."""
+    beta, t1 = _schedule(beta or LinearBeta(0.1, 20.0), t1)
+    return Process(lambda y, t: -0.5 * beta(t) * y, lambda t: jnp.sqrt(beta(t)), t1, structure="elementwise")
+
+
+def sub_vp(beta: Beta | None = None, *, t1: float | None = None) -> Process:
+    """Sub-VP process of Song et al. (2021): less noise than `vp` at every t, the same limit."""
+    beta, t1 = _schedule(beta or LinearBeta(0.1, 20.0), t1)
+
+    def diffusion(t):
+        return jnp.sqrt(beta(t) * -jnp.expm1(-2.0 * beta_integral(beta, t)))
+
+    return Process(lambda y, t: -0.5 * beta(t) * y, diffusion, t1, structure="elementwise")
+
+
+def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Process:
+    """Variance-exploding process: `Var y_t = Var y_0 + σ(t)² − σ0²`, `σ(t) = σ0 (σ1/σ0)^t`."""
+    check_positive("sigma0", sigma0)
+    if not sigma1 > sigma0:
+        raise ValueError(f"sigma1={sigma1} must be larger than sigma0={sigma0}.")
+    rate = np.log(sigma1 / sigma0)
+
+    def diffusion(t):
+        return sigma0 * jnp.exp(rate * t) * np.sqrt(2.0 * rate)
+
+    return Process(lambda y, t: jnp.zeros_like(y), diffusion, t1, structure="elementwise")
+
+
+def cld(beta: Beta | None = None, *, mass: float = 0.25, t1: float | None = None) -> Process:
+    """Critically-damped Langevin diffusion of Dockhorn et al. (2022), state (2, *pixels) = (x, v).
+
+    `dx = β v/M dt`, `dv = β (−x − Γ v/M) dt + √(2Γβ) dw`, `Γ² = 4M`; stationary law x ~ N(0,1), v ~ N(0,M).
+    """
+    check_positive("mass", mass)
+    beta, t1 = _schedule(beta or ConstantBeta(4.0), t1)
+    gamma = 2.0 * np.sqrt(mass)
+
+    def drift(y, t):
+        x, v = y
+        return beta(t) * jnp.stack([v / mass, -x - gamma * v / mass])
+
+    def diffusion(t):
+        b = beta(t)
+        return jnp.stack([jnp.zeros_like(b), jnp.sqrt(2.0 * gamma * b)])
+
+    return Process(drift, diffusion, t1)
+
+
+def linear(matrix, diffusion, *, t1: float, offset=None) -> Process:
+    """`dy = (A(t) y + c(t)) dt + g(t) dw` from its matrices, each an array or a function of t.
+
+    process = linear(jnp.array([[0.0, 1.0], [-1.0, -0.5]]), jnp.array([0.0, 1.0]), t1=10.0)
+    """
+    a = matrix if callable(matrix) else (lambda t, a=jnp.asarray(matrix, float): a)
+    shape = jax.eval_shape(a, 0.0).shape
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
+    c = offset if callable(offset) else (lambda t, c=jnp.asarray(0.0 if offset is None else offset, float): c)
+    if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
+        raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
+    return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1)
+
+
+def beta_integral(beta: Beta, t) -> Array:
+    """`∫_0^t β`: in closed form where the schedule has one, else by Gauss–Legendre quadrature on 16 panels."""
+    if isinstance(beta, AbstractBeta):
+        return beta.integral(t)
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    x = ((np.arange(16)[:, None] + 0.5 * (nodes + 1.0)) / 16.0).ravel()
+    w = np.tile(weights / 32.0, 16)
+    t = jnp.asarray(t, float)
+    return t * jnp.sum(w * jax.vmap(beta)(t * x))
+
+
+def _schedule(beta: Beta | None, t1: float | None) -> tuple[Beta, float]:
+    beta = LinearBeta() if beta is None else beta
+    if not callable(beta):
+        raise TypeError(f"beta={beta!r} must be a function of t; for a constant use ConstantBeta({beta}).")
+    if t1 is None:
+        t1 = beta.t1 if isinstance(beta, AbstractBeta) else 1.0
+    if isinstance(beta, InverseBeta | CosineBeta) and t1 >= 1.0:
+        raise ValueError(f"t1={t1}: {type(beta).__name__} is singular at t = 1. Choose t1 < 1, e.g. t1=0.999.")
+    return beta, t1

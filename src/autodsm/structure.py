@@ -1,0 +1,277 @@
+"""How the coordinates of a drift are coupled, and the linear algebra that each kind of coupling needs.
+
+| structure   | the drift at a coordinate depends on   | Jacobian kept as          | cost         |
+|-------------|----------------------------------------|---------------------------|--------------|
+| elementwise | that coordinate alone                  | its diagonal, shape of y  | O(d)         |
+| blocks      | the K channels of its pixel            | K×K at each pixel         | O(d K²)      |
+| dense       | anything                               | d×d                       | O(d³)        |
+
+A state of shape (K, *pixels) has K channels. Everything that follows (linearization, moments, kernels) is
+written once against this interface; vectors and matrices are in the *layout* of the structure:
+
+| structure   | vector         | matrix            |
+|-------------|----------------|-------------------|
+| elementwise | shape of y     | shape of y        |
+| blocks      | (*pixels, K)   | (*pixels, K, K)   |
+| dense       | (d,)           | (d, d)            |
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._types import StructureName
+
+MAX_DENSE = 1024
+"""Largest number of coordinates for which a dense Jacobian is formed without being asked for by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractStructure(abc.ABC):
+    """Linear algebra for states of one shape. Hashable, so that it may be a static field."""
+
+    shape: tuple[int, ...]
+
+    @abc.abstractmethod
+    def split(self, y: Array) -> Array:
+        """State to vector layout."""
+
+    @abc.abstractmethod
+    def join(self, x: Array) -> Array:
+        """Vector layout to state."""
+
+    @abc.abstractmethod
+    def jacobian(self, fun: Callable[[Array], Array], y: Array) -> tuple[Array, Array]:
+        """Value and Jacobian of `fun` at `y`, both in layout."""
+
+    @abc.abstractmethod
+    def noise_cov(self, g: Array) -> Array:
+        """`Q = g gᵀ` as a matrix in layout."""
+
+    @abc.abstractmethod
+    def noise_columns(self, g: Array) -> Array:
+        """Tangents v_k, stacked, with `Σ_k D²f[v_k, v_k] = Σ_ij Q_ij ∂²f/∂y_i∂y_j`."""
+
+    @abc.abstractmethod
+    def identity(self, dtype) -> Array: ...
+
+    @abc.abstractmethod
+    def matmul(self, a: Array, b: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def matvec(self, a: Array, x: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def transpose(self, a: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def norm(self, a: Array) -> Array:
+        """An operator norm, the largest over sites."""
+
+
+class Elementwise(AbstractStructure):
+    """Every coordinate for itself: matrices are their diagonals and all products are pointwise."""
+
+    def split(self, y):
+        return y
+
+    def join(self, x):
+        return x
+
+    def jacobian(self, fun, y):
+        return jax.jvp(fun, (y,), (jnp.ones_like(y),))
+
+    def noise_cov(self, g):
+        return jnp.broadcast_to(expand_noise(g, self.shape) ** 2, self.shape)
+
+    def noise_columns(self, g):
+        return jnp.broadcast_to(expand_noise(g, self.shape), self.shape)[None]
+
+    def identity(self, dtype):
+        return jnp.ones(self.shape, dtype)
+
+    def matmul(self, a, b):
+        return a * b
+
+    def matvec(self, a, x):
+        return a * x
+
+    def transpose(self, a):
+        return a
+
+    def norm(self, a):
+        return jnp.max(jnp.abs(a))
+
+
+class _Matrices(AbstractStructure):
+    """Shared algebra of square matrices with leading site axes (none for a dense Jacobian)."""
+
+    @abc.abstractmethod
+    def basis(self, dtype) -> Array:
+        """Unit tangents, shape (n, *shape): one for each column of the Jacobian at every site."""
+
+    def jacobian(self, fun, y):
+        value, pushforward = jax.linearize(fun, y)
+        columns = jax.vmap(lambda v: self.split(pushforward(v)))(self.basis(y.dtype))
+        return self.split(value), jnp.moveaxis(columns, 0, -1)
+
+    def noise_columns(self, g):
+        if noise_kind(g.shape, self.shape) == "matrix":
+            return jnp.moveaxis(self._matrix_columns(g), -1, 0)
+        diagonal = jnp.broadcast_to(expand_noise(g, self.shape), self.shape)
+        return self.basis(g.dtype) * diagonal
+
+    @abc.abstractmethod
+    def _matrix_columns(self, g: Array) -> Array: ...
+
+    def identity(self, dtype):
+        leading, n = self._sites()
+        return jnp.broadcast_to(jnp.eye(n, dtype=dtype), (*leading, n, n))
+
+    @abc.abstractmethod
+    def _sites(self) -> tuple[tuple[int, ...], int]:
+        """Leading site axes, and the size of each matrix."""
+
+    def noise_cov(self, g):
+        columns = jax.vmap(self.split, out_axes=-1)(self.noise_columns(g))
+        return columns @ self.transpose(columns)
+
+    def matmul(self, a, b):
+        return a @ b
+
+    def matvec(self, a, x):
+        return jnp.einsum("...ij,...j->...i", a, x)
+
+    def transpose(self, a):
+        return jnp.swapaxes(a, -1, -2)
+
+    def norm(self, a):
+        return jnp.max(jnp.sum(jnp.abs(a), axis=-1))
+
+
+class Blocks(_Matrices):
+    """State (K, *pixels) whose drift couples only the channels of each pixel."""
+
+    def _sites(self):
+        return self.shape[1:], self.shape[0]
+
+    def split(self, y):
+        return jnp.moveaxis(y, 0, -1)
+
+    def join(self, x):
+        return jnp.moveaxis(x, -1, 0)
+
+    def basis(self, dtype):
+        k = self.shape[0]
+        units = jnp.eye(k, dtype=dtype).reshape(k, k, *(1 for _ in self.shape[1:]))
+        return jnp.broadcast_to(units, (k, *self.shape))
+
+    def _matrix_columns(self, g):
+        columns = g.reshape(g.shape[0], *(1 for _ in self.shape[1:]), g.shape[1])
+        return jnp.broadcast_to(columns, (*self.shape, g.shape[1]))
+
+
+class Dense(_Matrices):
+    """No structure: the state is raveled and the Jacobian is a full matrix."""
+
+    def _sites(self):
+        return (), math.prod(self.shape)
+
+    def split(self, y):
+        return y.reshape(-1)
+
+    def join(self, x):
+        return x.reshape(self.shape)
+
+    def basis(self, dtype):
+        d = math.prod(self.shape)
+        return jnp.eye(d, dtype=dtype).reshape(d, *self.shape)
+
+    def _matrix_columns(self, g):
+        if g.shape[0] == math.prod(self.shape):
+            return g.reshape(*self.shape, g.shape[1])
+        pixels = math.prod(self.shape[1:])
+        return jnp.kron(g, jnp.eye(pixels, dtype=g.dtype)).reshape(*self.shape, -1)
+
+
+STRUCTURES: dict[str, type[AbstractStructure]] = {
+    "elementwise": Elementwise,
+    "blocks": Blocks,
+    "dense": Dense,
+}
+
+
+def noise_kind(g_shape: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What a `g` of shape `g_shape` means for a state of `shape`: "scalar", "diagonal" or "matrix"."""
+    if g_shape == ():
+        return "scalar"
+    if len(shape) == 2 and g_shape == shape:
+        raise ValueError(
+            f"diffusion of shape {g_shape} for a state of the same shape could be a diagonal or a matrix over "
+            f"the first axis. Give the state one more axis, e.g. {(1, *shape)}, or ravel it."
+        )
+    if g_shape == shape or (shape and g_shape == shape[:1]):
+        return "diagonal"
+    if len(g_shape) == 2 and shape and g_shape[0] in (shape[0], math.prod(shape)):
+        return "matrix"
+    first = shape[0] if shape else 1
+    raise ValueError(
+        f"diffusion of shape {g_shape} does not fit a state of shape {shape}. Expected a number, a diagonal of "
+        f"shape {shape}{f' or {shape[:1]}' if len(shape) > 1 else ''}, or a matrix of shape ({first}, m)."
+    )
+
+
+def expand_noise(g: Array, shape: tuple[int, ...]) -> Array:
+    """A scalar or diagonal `g`, with axes appended until it broadcasts against the state."""
+    return g.reshape(*g.shape, *(1 for _ in shape[1:])) if g.ndim == 1 else g
+
+
+def infer(drift: Callable, g_shape: tuple[int, ...], shape: tuple[int, ...], t1: float) -> StructureName:
+    """The least coupled structure that the drift and the noise allow.
+
+    The coordinates are numbered and each binary digit of the number splits them in two halves, so that any two
+    coordinates are parted by some digit. A tangent that vanishes on one half must leave the drift's derivative on
+    that half *exactly* zero; this holds in floating point for every drift that does not couple the halves, so no
+    tolerance enters and an arbitrarily weak coupling is seen. Checked at a few random states and times.
+    """
+    kind = noise_kind(g_shape, shape)
+    if kind != "matrix" and _parted(drift, shape, t1, sites=math.prod(shape)):
+        return "elementwise"
+    per_channel = kind != "matrix" or g_shape[0] == shape[0]
+    if len(shape) > 1 and per_channel and _parted(drift, shape, t1, sites=math.prod(shape[1:])):
+        return "blocks"
+    return "dense"
+
+
+def _parted(drift: Callable, shape: tuple[int, ...], t1: float, *, sites: int) -> bool:
+    """True when the drift couples no two sites (sites = d: coordinates; sites = pixels: pixels)."""
+    if sites == 1:
+        return True
+    digits = (np.arange(sites)[None] >> np.arange((sites - 1).bit_length())[:, None]) & 1
+    masks = np.concatenate([digits, 1 - digits])  # (n, sites)
+    masks = np.broadcast_to(masks[:, None], (len(masks), math.prod(shape) // sites, sites))
+    masks = masks.reshape(len(masks), *shape).astype(bool)
+    rng = np.random.default_rng(0)
+    finite = False
+    for scale, fraction in ((1.0, 0.37), (0.3, 0.71), (2.0, 0.11)):
+        y = jnp.asarray(scale * rng.standard_normal(shape), float)
+        tangents = jnp.asarray(np.where(masks, rng.standard_normal(masks.shape), 0.0), float)
+        _, pushforward = jax.linearize(lambda x, t=fraction * t1: drift(x, t), y)
+        leak = jnp.where(jnp.asarray(masks), 0.0, jax.vmap(pushforward)(tangents))
+        if not bool(jnp.all(jnp.isfinite(leak))):
+            continue
+        finite = True
+        if bool(jnp.any(leak != 0)):
+            return False
+    if not finite:
+        raise ValueError(
+            "the drift's derivative is not finite at any of the random states that were tried, so its structure "
+            f"cannot be inferred. Declare it: Process(..., structure=...), one of {', '.join(STRUCTURES)}."
+        )
+    return True
