@@ -1,16 +1,16 @@
 """Shape aliases. A state has any shape; batches are made by `jax.vmap`, outside."""
 
-from collections.abc import Callable
 from typing import Literal
 
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Key, UInt32
 
 State = Float[Array, "..."]
 """One state `y`: a vector, an image, channels by pixels."""
 
-Times = Float[Array, " times"]
+StateLike = ArrayLike | list | tuple
+"""What a user may give for a state: anything that `jnp.asarray` takes."""
+
 PRNGKey = Key[Array, ""] | UInt32[Array, "2"]
-Score = Callable[..., State]
 
 StructureName = Literal["elementwise", "blocks", "dense"]
-Expand = Literal["s", "t"]

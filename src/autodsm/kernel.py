@@ -6,11 +6,12 @@ With `u = y − y_s` and `u' = A(τ) u + b(τ)`, noise covariance `Q(τ)`:
     cov       P = ∫ Φ(t,τ) Q(τ) Φ(t,τ)ᵀ dτ,        ∂Φ/∂t = A Φ
     sample    y_t = m + L ε,  P = L Lᵀ             score  ∇log q̂(y_t|y_s) = −L⁻ᵀ ε
 
-**Moments.** [s, t] is cut into steps that resolve the coefficients. On a step, A, b and Q are replaced by their
-interpolants at the four Gauss–Legendre nodes (error of order 8 at the step's end, exact for constants) and the
-resulting linear equations for Φ, u and P are summed as power series. A is never inverted, so it may be singular;
-`P` is built from `P' = AP + PAᵀ + Q` alone, so it keeps its relative accuracy when its entries differ by many
-orders (the swimmer: h³ against h) and nothing overflows for stiff contraction. A short interval takes one step.
+**Moments.** [s, t] is cut into steps that resolve the coefficients; a short interval takes one. On a step, A, b and Q
+are known at n Gauss–Legendre nodes, which leaves an error of order 2n at the step's end and none for polynomials.
+Elementwise drifts (n = 8) use the integrals above with `Φ = exp ∫A`. For matrices (n = 4) the interpolated linear
+equations for Φ, u and P are summed as power series. A is never inverted, so it may be singular; P is built from
+`P' = AP + PAᵀ + Q` alone, so it keeps its relative accuracy when its entries differ by many orders (the swimmer:
+h³ against h), and nothing overflows for stiff contraction.
 
 **Local order** for a nonlinear drift, in h = t − s, the same for both expansions: the mean is wrong by O(h²), and by
 O(h³) with the Itô term; the covariance by O(h³). Where the drift is linear in the coordinates that carry noise (the
@@ -27,16 +28,39 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._types import Expand, State
-from .errors import check_interval
+from ._types import State, StateLike
+from .errors import as_floating, check_interval
 from .linearize import Affine, linearize
 from .process import Process
 from .structure import MAX_DENSE, AbstractStructure, Elementwise
 
-_NODES = 0.5 * (np.polynomial.legendre.leggauss(4)[0] + 1.0)
-_TO_MONOMIAL = np.linalg.inv(np.vander(_NODES, increasing=True))
-_REACH = 0.5  # largest ‖δA‖ of a step: the series then converges like 1/n!
-_ROUGH = 1e-3  # largest share of the cubic term in a coefficient that counts as resolved
+_ROUGH = 1e-4  # largest share of the interpolant's last Legendre term that counts as resolved
+
+
+class _Rule(NamedTuple):
+    """Gauss–Legendre nodes on [0, 1], and what is derived from values at them."""
+
+    nodes: np.ndarray
+    weights: np.ndarray
+    to_end: np.ndarray
+    """`to_end @ values` is the integral of the interpolant from each node to 1."""
+    to_monomials: np.ndarray
+    last_term: np.ndarray
+    """`last_term @ values` is the interpolant's last Legendre coefficient."""
+
+    @classmethod
+    def of(cls, n: int) -> "_Rule":
+        x, w = np.polynomial.legendre.leggauss(n)
+        nodes, weights = 0.5 * (x + 1.0), 0.5 * w
+        to_monomials = np.linalg.inv(np.vander(nodes, increasing=True))
+        powers = np.arange(1, n + 1)
+        to_end = (1.0 - nodes[:, None] ** powers) / powers @ to_monomials
+        last = np.polynomial.legendre.legval(x, np.eye(n)[-1])
+        return cls(nodes, weights, to_end, to_monomials, (2 * n - 1) * weights * last)
+
+
+_SCALAR_RULE, _MATRIX_RULE = _Rule.of(8), _Rule.of(4)
+_SCALAR_REACH, _MATRIX_REACH = 2.0, 0.5  # largest ‖δA‖ of a step
 
 
 class Gaussian(eqx.Module):
@@ -96,9 +120,7 @@ class Gaussian(eqx.Module):
         return jnp.where(noisy, 1.0 / jnp.where(noisy, self.deviation, 1.0), 0.0)
 
 
-def transition(
-    process: Process, y_s: State, s, t, *, expand: Expand = "t", ito: bool = False
-) -> Gaussian:
+def transition(process: Process, y_s: StateLike, s, t, *, expand: str = "t", ito: bool = False) -> Gaussian:
     """The Gaussian kernel `q̂(y_t | y_s)` of the process linearized at y_s.
 
         kernel = transition(process, y_s, 0.50, 0.51)
@@ -107,7 +129,7 @@ def transition(
     One state; batch by `jax.vmap` over `y_s`, `s` and `t`. `expand="s"` linearizes the drift in state and time,
     `"t"` in the state only; `ito` adds the second-order term. See `linearize`. Forward-mode differentiable.
     """
-    y_s = jnp.asarray(y_s, dtype=jnp.result_type(y_s, float))
+    y_s = as_floating(y_s)
     check_interval(s, t, process.t1)
     process.check(y_s, s)
     affine = linearize(process, y_s, s, expand=expand, ito=ito)
@@ -128,86 +150,102 @@ def affine_moments(process: Process, affine: Affine, s, t, *, dtype) -> Moments:
     """Φ, ∫Φb and ∫ΦQΦᵀ over [s, t], in as many steps as the coefficients need."""
     structure = affine.structure
     s, t = jnp.asarray(s, dtype), jnp.asarray(t, dtype)
-    span = t - s
-    terms = 16 if dtype == jnp.float64 else 10
+    scalar = isinstance(structure, Elementwise)
+    rule, reach = (_SCALAR_RULE, _SCALAR_REACH) if scalar else (_MATRIX_RULE, _MATRIX_REACH)
 
     def noise_cov(tau):
         return structure.noise_cov(process.g(tau).astype(dtype))
 
     def step(start, width) -> tuple[Moments, Array]:
-        nodes = start + width * jnp.asarray(_NODES, dtype)
+        nodes = start + width * jnp.asarray(rule.nodes, dtype)
         A, b = jax.vmap(affine.coefficients)(nodes)
+        Q = noise_cov(start)[None] if process.constant_noise else jax.vmap(noise_cov)(nodes)
         size = width * jnp.max(jax.vmap(structure.norm)(A))
-        rough = jnp.zeros((), dtype)
+        rough = jnp.maximum(_roughness(rule, b), _roughness(rule, Q))
         if affine.constant_matrix:
             A = A[:1]
         else:
-            rough = jnp.minimum(size, 1.0) * _roughness(A)
-            A = _polynomial(A)
-        if process.constant_noise:
-            Q = noise_cov(start)[None]
-        else:
-            Q = jax.vmap(noise_cov)(nodes)
-            rough = jnp.maximum(rough, _roughness(Q))
-            Q = _polynomial(Q)
-        rough = jnp.maximum(rough, _roughness(b))
-        # Above 1 the step is too long: for the series (linear in the width) or the interpolants (cubic).
-        excess = jnp.maximum(size / _REACH, jnp.cbrt(rough / _ROUGH))
-        return _series(structure, width * A, width * _polynomial(b), width * Q, terms), excess
+            rough = jnp.maximum(rough, jnp.minimum(size, 1.0) * _roughness(rule, A))
+        # Above 1 the step is too long, for the reach (linear in the width) or the interpolants (a higher power).
+        excess = jnp.maximum(size / reach, (rough / _ROUGH) ** (1.0 / (len(rule.nodes) - 1)))
+        solve = _quadrature if scalar else _series
+        return solve(structure, width * A, width * b, width * Q), excess
 
+    span = t - s
     shortest = jnp.maximum(1e-6 * span, 8 * jnp.finfo(dtype).eps * t)
 
     def body(carry):
         start, width, done, total = carry
-        remaining = t - start
-        last = width >= remaining
-        width = jnp.minimum(width, remaining)
+        last = width >= t - start
+        width = jnp.minimum(width, t - start)
         moments, excess = step(start, width)
         accept = (excess <= 1.0) | (width <= shortest)
-        total = jax.tree.map(lambda new, old: jnp.where(accept, new, old), _after(structure, moments, total), total)
+        combined = _after(structure, moments, total)
+        total = jax.tree.map(lambda new, old: jnp.where(accept, new, old), combined, total)
         start = jnp.where(accept, start + width, start)
         factor = jnp.clip(0.9 / jnp.maximum(excess, 1e-3), 0.05, 4.0)
         return start, jnp.maximum(width * factor, shortest), done | (accept & last), total
 
-    zero = Moments(
-        structure.identity(dtype),
-        jnp.zeros_like(structure.split(jnp.zeros(structure.shape, dtype))),
-        jnp.zeros_like(structure.identity(dtype)),
-    )
-    *_, total = jax.lax.while_loop(lambda c: ~c[2], body, (s, span, jnp.asarray(False), zero))
+    unit = structure.identity(dtype)
+    nothing = Moments(unit, structure.split(jnp.zeros(structure.shape, dtype)), jnp.zeros_like(unit))
+    *_, total = jax.lax.while_loop(lambda c: ~c[2], body, (s, span, jnp.asarray(False), nothing))
     return total
 
 
-def _polynomial(values: Array) -> Array:
-    """Monomial coefficients on [0, 1] of the interpolant through values at the nodes (leading axis)."""
-    return jnp.tensordot(jnp.asarray(_TO_MONOMIAL, values.dtype), values, 1)
+def _roughness(rule: _Rule, values: Array) -> Array:
+    """Size of the interpolant's last term, relative to the largest value; 0 for a constant."""
+    if len(values) == 1:
+        return jnp.zeros((), values.dtype)
+    last = jnp.tensordot(jnp.asarray(rule.last_term, values.dtype), values, 1)
+    return jnp.max(jnp.abs(last)) / jnp.maximum(jnp.max(jnp.abs(values)), jnp.finfo(values.dtype).tiny)
 
 
-def _roughness(values: Array) -> Array:
-    """Size of the interpolant's cubic term, relative to the largest value."""
-    cubic = jnp.tensordot(jnp.asarray(_TO_MONOMIAL[-1], values.dtype), values, 1)
-    return jnp.max(jnp.abs(cubic)) / jnp.maximum(jnp.max(jnp.abs(values)), jnp.finfo(values.dtype).tiny)
+def _quadrature(structure: Elementwise, A: Array, b: Array, Q: Array) -> Moments:
+    """The moments over [0, 1] of independent coordinates: `a(x) = ∫_x^1 A`, `∫ e^a b`, `∫ e^{2a} Q`."""
+    rule = _SCALAR_RULE
+
+    def contract(matrix, values):
+        return jnp.tensordot(jnp.asarray(matrix, values.dtype), values, 1)
+
+    A = jnp.broadcast_to(A, b.shape)
+    growth = jnp.exp(contract(rule.to_end, A))
+    return Moments(
+        jnp.exp(contract(rule.weights, A)), contract(rule.weights, growth * b), contract(rule.weights, growth**2 * Q)
+    )
 
 
-def _series(structure: AbstractStructure, A: Array, b: Array, Q: Array, terms: int) -> Moments:
-    """Solve `Φ' = AΦ`, `u' = Au + b`, `P' = AP + PAᵀ + Q` on [0, 1] for polynomial A, b, Q, as power series."""
+def _series(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> Moments:
+    """`Φ' = AΦ`, `u' = Au + b`, `P' = AP + PAᵀ + Q` on [0, 1] for interpolated A, b, Q, by power series."""
+    terms = 16 if A.dtype == jnp.float64 else 10
 
-    def symmetric(x):
-        return x + structure.transpose(x)
+    def polynomial(values):
+        if len(values) == 1:
+            return values
+        return jnp.tensordot(jnp.asarray(_MATRIX_RULE.to_monomials, values.dtype), values, 1)
 
-    flow = [structure.identity(A.dtype)]
-    shift = [jnp.zeros_like(b[0])]
-    cov = [jnp.zeros_like(Q[0])]
-    for n in range(terms):
-        back = range(min(len(A), n + 1))
-        next_flow = sum(structure.matmul(A[j], flow[n - j]) for j in back)
-        next_shift = sum((structure.matvec(A[j], shift[n - j]) for j in back), b[n] if n < len(b) else 0.0)
-        next_cov = sum((symmetric(structure.matmul(A[j], cov[n - j])) for j in back), Q[n] if n < len(Q) else 0.0)
-        flow.append(next_flow / (n + 1))
-        shift.append(next_shift / (n + 1))
-        cov.append(next_cov / (n + 1))
-    # Small terms first, so that they are not lost in the large.
-    return Moments(sum(reversed(flow)), sum(reversed(shift)), sum(reversed(cov)))  # pyright: ignore
+    def padded(coefficients):
+        missing = jnp.zeros((terms - len(coefficients), *coefficients.shape[1:]), A.dtype)
+        return jnp.concatenate([coefficients, missing])
+
+    A = polynomial(A)
+    matmul, matvec = jax.vmap(structure.matmul), jax.vmap(structure.matvec)
+
+    def term(carry, inputs):
+        n, b_n, Q_n = inputs
+        latest, total = carry  # the latest len(A) coefficients of the solution, and the sum of all
+        product = jnp.sum(matmul(A, latest.cov), axis=0)
+        new = Moments(
+            jnp.sum(matmul(A, latest.flow), axis=0) / n,
+            (jnp.sum(matvec(A, latest.shift), axis=0) + b_n) / n,
+            (product + structure.transpose(product) + Q_n) / n,
+        )
+        latest = jax.tree.map(lambda x, window: jnp.concatenate([x[None], window[:-1]]), new, latest)
+        return (latest, jax.tree.map(jnp.add, total, new)), None
+
+    first = Moments(structure.identity(A.dtype), jnp.zeros_like(b[0]), jnp.zeros_like(Q[0]))
+    window = jax.tree.map(lambda x: jnp.zeros((len(A), *x.shape), A.dtype).at[0].set(x), first)
+    inputs = (jnp.arange(1, terms + 1, dtype=A.dtype), padded(polynomial(b)), padded(polynomial(Q)))
+    return jax.lax.scan(term, (window, first), inputs)[0][1]
 
 
 def _after(structure: AbstractStructure, step: Moments, before: Moments) -> Moments:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._types import Expand, State
+from ._types import State
 from .errors import check_name
 from .process import Process
 from .structure import AbstractStructure
@@ -33,7 +33,7 @@ class Affine(eqx.Module):
     structure: AbstractStructure = eqx.field(static=True)
 
 
-def linearize(process: Process, y_s: State, s, *, expand: Expand = "t", ito: bool = False) -> Affine:
+def linearize(process: Process, y_s: State, s, *, expand: str = "t", ito: bool = False) -> Affine:
     """Taylor's operator at (y_s, s), `expand="s"`, or at y_s alone, `expand="t"`.
 
     affine = linearize(process, y_s, s)

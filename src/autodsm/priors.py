@@ -12,7 +12,7 @@
 """
 
 import abc
-from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -90,7 +90,7 @@ class CosineBeta(AbstractBeta):
         return -jnp.log(jnp.cos(0.5 * np.pi * jnp.asarray(t, float)))
 
 
-Beta = AbstractBeta | Callable[..., Array]
+Beta = Any  # AbstractBeta, or any function of t
 
 
 def langevin(prior, beta: Beta | None = None, *, t1: float | None = None) -> Process:
@@ -172,7 +172,9 @@ def linear(matrix, diffusion, *, t1: float, offset=None) -> Process:
         raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
     c = offset if callable(offset) else (lambda t, c=jnp.asarray(0.0 if offset is None else offset, float): c)
     if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
-        raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
+        raise ValueError(
+            f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A."
+        )
     return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1)
 
 
@@ -194,5 +196,7 @@ def _schedule(beta: Beta | None, t1: float | None) -> tuple[Beta, float]:
     if t1 is None:
         t1 = beta.t1 if isinstance(beta, AbstractBeta) else 1.0
     if isinstance(beta, InverseBeta | CosineBeta) and t1 >= 1.0:
-        raise ValueError(f"t1={t1}: {type(beta).__name__} is singular at t = 1. Choose t1 < 1, e.g. t1=0.999.")
+        raise ValueError(
+            f"t1={t1}: {type(beta).__name__} is singular at t = 1. Choose t1 < 1, e.g. t1=0.999."
+        )
     return beta, t1

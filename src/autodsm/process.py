@@ -12,10 +12,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from ._types import State, StructureName
-from .errors import check_name, check_positive, is_concrete
+from ._types import State, StateLike, StructureName
+from .errors import as_floating, check_name, check_positive, is_concrete
 from .structure import MAX_DENSE, STRUCTURES, AbstractStructure, expand_noise, infer, noise_kind
 
 _inferred: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # drift -> {(g shape, shape): name}
@@ -43,11 +44,11 @@ class Process(eqx.Module):
 
     def __init__(
         self,
-        drift: Callable,
+        drift,
         diffusion,
         t1: float,
         *,
-        structure: StructureName | None = None,
+        structure: str | None = None,
     ):
         if not callable(drift):
             raise TypeError(f"drift={drift!r} must be a function drift(y, t).")
@@ -67,7 +68,7 @@ class Process(eqx.Module):
         self.drift = drift
         self.diffusion = diffusion
         self.t1 = float(t1)
-        self.structure = structure
+        self.structure = structure  # pyright: ignore[reportAttributeAccessIssue]
         for t in (0.0, self.t1):
             _check_finite_noise(self, t)
 
@@ -78,7 +79,7 @@ class Process(eqx.Module):
 
     def g(self, t) -> Array:
         """The diffusion at time `t`."""
-        g = self.diffusion(t) if callable(self.diffusion) else self.diffusion
+        g = self.diffusion(jnp.asarray(t, float)) if callable(self.diffusion) else self.diffusion
         return jnp.asarray(g) * 1.0  # integers become floats
 
     def noise_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,11 +121,12 @@ class Process(eqx.Module):
             )
         return STRUCTURES[name](shape)
 
-    def check(self, y, t=0.0) -> None:
+    def check(self, y: StateLike, t: ArrayLike = 0.0) -> None:
         """Refuse a state that does not fit: wrong shapes, or a drift that is not finite at it."""
-        shape = jnp.shape(y)
+        y, t = as_floating(y), jnp.asarray(t, float)
+        shape = y.shape
         noise_kind(self._g_shape(), shape)
-        out = jax.eval_shape(self.drift, jax.ShapeDtypeStruct(shape, jnp.result_type(y, float)), t)
+        out = jax.eval_shape(self.drift, jax.ShapeDtypeStruct(shape, y.dtype), t)
         if not hasattr(out, "shape") or out.shape != shape:
             got = getattr(out, "shape", type(out).__name__)
             raise ValueError(
@@ -135,7 +137,7 @@ class Process(eqx.Module):
             return
         if not bool(jnp.all(jnp.isfinite(y))):
             raise ValueError(f"the state is not finite: y={np.asarray(y)}.")
-        value = self.drift(jnp.asarray(y, dtype=out.dtype), t)
+        value = self.drift(y, t)
         if is_concrete(value) and not bool(jnp.all(jnp.isfinite(value))):
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(value)))[0])
             raise ValueError(

@@ -23,7 +23,9 @@ class Moments(NamedTuple):
     cov: np.ndarray
 
 
-def linear_moments(matrix: Callable, offset: Callable, noise: Callable, y, s: float, t: float, cov=None) -> Moments:
+def linear_moments(
+    matrix: Callable, offset: Callable, noise: Callable, y, s: float, t: float, cov=None
+) -> Moments:
     """`dy = (A(t) y + c(t)) dt + g(t) dw` from a point (or a Gaussian of covariance `cov`) at s: moments at t."""
     y = np.asarray(y, float)
     d = len(y)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._types import Expand, PRNGKey, State
+from ._types import PRNGKey
 from .errors import check_count, check_positive
 from .linearize import linearize
 from .process import Process
@@ -117,7 +117,7 @@ class ScheduledPairs(AbstractSchedule):
         key: PRNGKey,
         times=None,
         n: int = 1024,
-        expand: Expand = "t",
+        expand: str = "t",
         ito: bool = False,
     ) -> "ScheduledPairs":
         """The largest λ whose `kl_bound` stays below `tol` at every one of `times` (default: eight over the span).
@@ -166,7 +166,7 @@ def kl_bound(
     *,
     key: PRNGKey,
     n: int = 1024,
-    expand: Expand = "t",
+    expand: str = "t",
     ito: bool = False,
 ) -> KLBound:
     """Estimate Lemma 2's bound on the error of the local kernels from s(t) to t, from n paths.

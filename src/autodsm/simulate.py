@@ -30,14 +30,17 @@ import jax
 import jax.numpy as jnp
 import lineax
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
 
-from ._types import PRNGKey, State
-from .errors import check_count, check_positive, is_concrete, unknown_name
+from ._types import PRNGKey, State, StateLike
+from .errors import as_floating, check_count, check_positive, is_concrete, unknown_name
 from .process import Process
 from .structure import Dense, expand_noise, noise_kind
 
-_DRAW_AT_ONCE = 256  # random numbers drawn together, for one path: enough to be cheap, few enough for 10⁶ paths
+_DRAW_AT_ONCE = (
+    256  # random numbers drawn together, for one path: enough to be cheap, few enough for 10⁶ paths
+)
 
 
 def four_point(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
@@ -76,14 +79,14 @@ SOLVERS = {
 
 def simulate(
     process: Process,
-    y0: State,
-    times: Shaped[Array | np.ndarray, " times"],
+    y0: StateLike,
+    times: StateLike,
     *,
     key: PRNGKey,
     solver: str | diffrax.AbstractSolver = "weak2",
     steps: int | None = None,
     tol: float = 1e-3,
-    t0: float | Float[Array, ""] = 0.0,
+    t0: ArrayLike = 0.0,
     differentiable: bool = False,
 ) -> Float[Array, " times ..."]:
     """One path from `y0` at `t0`: its states at `times`, shape (len(times), *y0.shape).
@@ -100,7 +103,7 @@ def simulate(
     - `differentiable`: let reverse-mode gradients through. They need fixed `steps`; by default the path is a
       constant for differentiation.
     """
-    y0 = jnp.asarray(y0, dtype=jnp.result_type(y0, float))
+    y0 = as_floating(y0)
     times = _check_times(process, times, t0)
     process.check(y0, t0)
     if steps is not None:
@@ -110,11 +113,15 @@ def simulate(
         advance = _diffrax(process, solver, y0, key, t0, steps, tol, differentiable)
     elif solver in SOLVERS:
         if solver == "lamba" and steps is not None:
-            raise ValueError(f'solver="lamba" chooses its own steps; give tol instead of steps={steps}, or "euler".')
+            raise ValueError(
+                f'solver="lamba" chooses its own steps; give tol instead of steps={steps}, or "euler".'
+            )
         if differentiable and steps is None:
             raise ValueError("differentiable=True needs a fixed number of steps: give steps=...")
         advance = (
-            _adaptive(process, SOLVERS[solver], float(tol)) if steps is None else _fixed(process, SOLVERS[solver], steps)
+            _adaptive(process, SOLVERS[solver], float(tol))
+            if steps is None
+            else _fixed(process, SOLVERS[solver], steps)
         )
     else:
         raise unknown_name("solver", solver, SOLVERS)
@@ -205,12 +212,21 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
         return lineax.DiagonalLinearOperator(jnp.broadcast_to(expand_noise(g, shape), shape))
 
     control = jax.eval_shape(diffusion, t0, y0, None).shape[-1:] if matrix else shape
-    needed = solver.minimal_levy_area if isinstance(solver, diffrax.AbstractSRK) else diffrax.AbstractBrownianIncrement
+    needed = (
+        solver.minimal_levy_area
+        if isinstance(solver, diffrax.AbstractSRK)
+        else diffrax.AbstractBrownianIncrement
+    )
     offered = (diffrax.BrownianIncrement, diffrax.SpaceTimeLevyArea, diffrax.SpaceTimeTimeLevyArea)
     levy_area = next(kind for kind in offered if issubclass(kind, needed))
     span = process.t1 - t0
     brownian = diffrax.VirtualBrownianTree(
-        t0, t0 + span, tol=1e-4 * span / (steps or 1), shape=jax.ShapeDtypeStruct(control, y0.dtype), key=key, levy_area=levy_area
+        t0,
+        t0 + span,
+        tol=1e-4 * span / (steps or 1),
+        shape=jax.ShapeDtypeStruct(control, y0.dtype),
+        key=key,
+        levy_area=levy_area,
     )
 
     terms = diffrax.MultiTerm(
@@ -237,9 +253,11 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
 
 
 def _check_times(process: Process, times, t0) -> Array:
-    times = jnp.asarray(times, dtype=jnp.result_type(times, float))
+    times = as_floating(times)
     if times.ndim != 1 or len(times) == 0:
-        raise ValueError(f"times has shape {times.shape}; it must be a list of at least one time, e.g. [{t0}, 1.0].")
+        raise ValueError(
+            f"times has shape {times.shape}; it must be a list of at least one time, e.g. [{t0}, 1.0]."
+        )
     if is_concrete(times, t0):
         values = np.asarray(times)
         if values[0] < t0 or np.any(np.diff(values) < 0):
@@ -256,7 +274,7 @@ def initial_states(y0, n: int, *, key: PRNGKey) -> Float[Array, "n ..."]:
     """n initial states, from a sampler `y0(key, n)` or, drawn with replacement, from an array of samples."""
     check_count("n", n)
     if not callable(y0):
-        samples = jnp.asarray(y0, dtype=jnp.result_type(y0, float))
+        samples = as_floating(y0)
         if samples.ndim == 0 or len(samples) == 0:
             raise ValueError(f"y0 has shape {samples.shape}; samples must be stacked along a first axis.")
         return samples[jax.random.randint(key, (n,), 0, len(samples))]

@@ -26,7 +26,13 @@ class System(NamedTuple):
 
 
 def ornstein_uhlenbeck(
-    dim: int = 1, *, rate: float = 1.0, noise: float = np.sqrt(2.0), mean0: float = 0.0, std0: float = 1.0, t1=5.0
+    dim: int = 1,
+    *,
+    rate: float = 1.0,
+    noise: float = np.sqrt(2.0),
+    mean0: float = 0.0,
+    std0: float = 1.0,
+    t1=5.0,
 ) -> System:
     """`dy = −a y dt + σ dw`, `y_0 ~ N(mean0, std0²)`."""
     check_count("dim", dim)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from .. import plot
@@ -60,7 +61,7 @@ def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
         return jax.lax.scan(add, jnp.zeros_like(x), kernels)[0] / n
 
     curves, distance = {"Fokker–Planck (exact)": grid.q}, {}
-    for lam in LAMBDAS:
+    for lam in track(LAMBDAS, description="local kernels"):
         pairs = ScheduledPairs(process, lam)
         local = np.stack([np.asarray(local_density(y0, keys, pairs(t), jnp.asarray(t))) for t in times])
         curves[f"local kernels, λ = {lam:g}"] = local

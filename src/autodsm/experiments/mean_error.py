@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 
 from .. import plot
 from ..data import checkerboard
@@ -65,7 +66,7 @@ def true_moments(process: Process, y_s, s, t, *, n: int, key):
     return y_s + mean, p + jnp.mean((u - mean) ** 2 - (v - m) ** 2, axis=0)
 
 
-def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, key):
+def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, key, label: str = ""):
     """Root mean square error of mean and variance over `outer` states y_s, (times,) each, with standard errors."""
     start_key, path_key, inner_key = jax.random.split(key, 3)
     x = checkerboard(start_key, outer)
@@ -84,18 +85,22 @@ def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, 
         stderrs = jnp.stack([jnp.std(e) for e in squares]) / np.sqrt(2 * outer)
         return jnp.sqrt(means), 0.5 * stderrs / jnp.sqrt(means)
 
-    values, stderrs = (np.stack(x) for x in zip(*(at(jnp.asarray(t)) for t in times), strict=True))
+    found = [at(jnp.asarray(t)) for t in track(times, description=label)]
+    values, stderrs = (np.stack(x) for x in zip(*found, strict=True))
     return values, stderrs
 
 
 def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     times = np.linspace(0.1, 1.0, 4 if quick else 10)
-    outer, inner = (64, 256) if quick else (512, 2048)
+    outer, inner = (64, 256) if quick else (512, 512)
     process = langevin(prior(), LinearBeta(0.1, 10.0))
-    schedules = {"s_λ(t), λ = 0.05": ScheduledPairs(process, 0.05), "s = t − 0.05": ConstantGap(0.05)}
+    schedules = {
+        "scheduled, λ = 0.05": ScheduledPairs(process, 0.05),
+        "constant gap, s = t − 0.05": ConstantGap(0.05),
+    }
     key = jax.random.key(seed)
     found = {
-        name: kernel_errors(process, schedule, times, outer=outer, inner=inner, key=key)
+        name: kernel_errors(process, schedule, times, outer=outer, inner=inner, key=key, label=name)
         for name, schedule in schedules.items()
     }
     quantities = {"local mean": 0, "local variance": 1}

@@ -1,0 +1,16 @@
+"""Shared fixtures. Tests run in float32, as users do, unless they ask for `x64`."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture
+def x64():
+    """Double precision for the length of a test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,54 @@
+"""The one-dimensional grid solver against exact densities."""
+
+import numpy as np
+import pytest
+
+import autodsm as ad
+from autodsm.fokker_planck import solve_1d
+
+
+def normal(x, mean, var):
+    return np.exp(-0.5 * (x - mean) ** 2 / var) / np.sqrt(2 * np.pi * var)
+
+
+def solve_ou(cells, steps):
+    system = ad.systems.ornstein_uhlenbeck(rate=1.3, noise=0.8)
+    grid = solve_1d(system.process, lambda x: normal(x, 1.0, 0.2), [0.7], x_range=(-5.0, 5.0), cells=cells, steps=steps)
+    decay = np.exp(-1.3 * 0.7)
+    var = 0.2 * decay**2 + 0.64 / 2.6 * (1 - decay**2)
+    return grid, normal(grid.x, decay, var), -(grid.x - decay) / var
+
+
+def test_ornstein_uhlenbeck(x64):
+    grid, q, score = solve_ou(800, 100)
+    np.testing.assert_allclose(grid.q[0], q, atol=2e-4)
+    inside = q > 1e-3
+    np.testing.assert_allclose(grid.score()[0][inside], score[inside], atol=3e-3)
+    assert abs(grid.q.sum() * (grid.x[1] - grid.x[0]) - 1) < 1e-10
+
+
+def test_second_order(x64):
+    errors = [np.max(np.abs(grid.q[0] - q)) for grid, q, _ in (solve_ou(n, n // 5) for n in (100, 200, 400))]
+    slopes = np.log2(np.array(errors[:-1]) / errors[1:])
+    np.testing.assert_allclose(slopes, 2.0, atol=0.2)
+
+
+def test_double_well_reaches_its_stationary_state(x64):
+    process = ad.systems.double_well(noise=0.7, t1=200.0).process
+    grid = solve_1d(process, lambda x: normal(x, 0.5, 0.1), [200.0], x_range=(-3.5, 3.5), cells=1000, steps=400)
+    stationary = np.exp((grid.x**2 - grid.x**4 / 2) / 0.49)
+    stationary /= stationary.sum() * (grid.x[1] - grid.x[0])
+    np.testing.assert_allclose(grid.q[0], stationary, atol=1e-4)
+    assert grid.q.min() > -1e-12
+
+
+def test_bad_arguments():
+    process = ad.systems.double_well().process
+    for options, text in [
+        (dict(times=[6.0]), "must increase within"),
+        (dict(times=[2.0, 1.0]), "must increase within"),
+        (dict(x_range=(1.0, -1.0)), "x_range"),
+        (dict(cells=0), "cells=0"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            solve_1d(process, lambda x: normal(x, 0, 1), **{"times": [1.0], "x_range": (-3.0, 3.0), **options})

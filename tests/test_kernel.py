@@ -1,0 +1,253 @@
+"""Kernels of linear processes are exact; kernels of any process are consistent Gaussians."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import autodsm as ad
+from autodsm import reference
+
+TIMES = [(0.0, 0.05), (0.0, 0.5), (0.0, 1.0), (0.3, 0.9)]
+
+
+def jitted(process, **options):
+    """Mean, variance and full covariance of the kernel, compiled once for all states and times."""
+
+    def moments(y, s, t):
+        kernel = ad.transition(process, y, s, t, **options)
+        return kernel.mean, kernel.variance(), kernel.cov()
+
+    compiled = jax.jit(moments)
+    return lambda y, s, t: compiled(jnp.asarray(y, float), jnp.asarray(s, float), jnp.asarray(t, float))
+
+
+def assert_moments(found, exact, *, rtol=1e-9):
+    mean, variance, cov = found
+    d = mean.size
+    full = np.asarray(exact.cov) if np.ndim(exact.cov) == 2 else np.diag(np.broadcast_to(np.ravel(exact.cov), (d,)))
+    atol = rtol * max(1.0, float(np.max(np.abs(full))))
+    np.testing.assert_allclose(np.ravel(mean), np.ravel(exact.mean), rtol=rtol, atol=rtol * np.max(np.abs(exact.mean)))
+    np.testing.assert_allclose(cov, full, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(np.ravel(variance), np.diag(full), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("expand", ["s", "t"])
+def test_ornstein_uhlenbeck(expand, x64):
+    y, found = np.array([1.0, -2.0]), jitted(ad.Process(lambda y, tau: -1.7 * y, 0.6, 1.0), expand=expand)
+    for s, t in TIMES:
+        decay = np.exp(-1.7 * (t - s))
+        assert_moments(found(y, s, t), reference.Moments(decay * y, 0.6**2 * (1 - decay**2) / 3.4))
+
+
+@pytest.mark.parametrize("beta", [ad.LinearBeta(0.1, 20.0), ad.InverseBeta(), ad.CosineBeta(), ad.ConstantBeta(3.0)])
+def test_vp(beta, x64):
+    y, found = np.array([[1.0, -2.0], [0.3, 4.0]]), jitted(ad.vp(beta))
+    for s, t in TIMES:
+        end = min(t, beta.t1)
+        assert_moments(found(y, s, end), reference.vp_moments(y, float(beta.integral(end) - beta.integral(s))))
+
+
+def test_ve_and_sub_vp(x64):
+    y, ve, sub_vp = np.array([[1.0, -2.0], [0.3, 4.0]]), jitted(ad.ve(0.01, 50.0)), jitted(ad.sub_vp())
+    for s, t in TIMES:
+        assert_moments(ve(y, s, t), reference.ve_moments(y, 0.01, 50.0, s, t))
+        integral = float(ad.LinearBeta(0.1, 20.0).integral(t))
+        assert_moments(sub_vp(y, 0.0, t), reference.sub_vp_moments(y, integral))
+
+
+@pytest.mark.parametrize(
+    ("beta", "expand"), [(ad.ConstantBeta(4.0), "s"), (ad.ConstantBeta(4.0), "t"), (ad.LinearBeta(0.1, 10.0), "t")]
+)
+def test_critically_damped_langevin(beta, expand, x64):
+    y = np.array([[1.0, -1.0, 0.2], [0.3, 2.0, -0.5]])
+    found = jitted(ad.cld(beta, mass=0.25), expand=expand)
+    for s, t in TIMES:
+        mean, cov = np.zeros((2, 3)), np.zeros((6, 6))
+        for i in range(3):
+            exact = reference.linear_moments(
+                lambda t: float(beta(t)) * np.array([[0.0, 4.0], [-1.0, -4.0]]),
+                lambda t: 0.0,
+                lambda t: np.diag([0.0, np.sqrt(2.0 * float(beta(t)))]),
+                y[:, i],
+                s,
+                t,
+            )
+            mean[:, i], cov[np.ix_([i, i + 3], [i, i + 3])] = exact
+        assert_moments(found(y, s, t), reference.Moments(mean, cov))
+
+
+def test_random_time_dependent_linear_system(x64):
+    rng = np.random.default_rng(0)
+    a0, a1, c0, g0, g1 = (rng.standard_normal(shape) for shape in [(6, 6), (6, 6), (6,), (6, 4), (6, 4)])
+    y = rng.standard_normal(6)
+
+    def matrix(t, np=np):
+        return a0 * np.cos(2 * t) - np.eye(6) + a1 * t
+
+    def noise(t, np=np):
+        return g0 + g1 * np.sin(3 * t)
+
+    def offset(t, np=np):
+        return c0 * np.exp(-t)
+
+    process = ad.linear(lambda t: matrix(t, jnp), lambda t: noise(t, jnp), offset=lambda t: offset(t, jnp), t1=3.0)
+    found = jitted(process)
+    for s, t in [(0.0, 0.1), (0.0, 1.0), (0.0, 3.0), (1.2, 1.7)]:
+        assert_moments(found(y, s, t), reference.linear_moments(matrix, offset, noise, y, s, t))
+
+
+def test_expand_s_is_exact_for_constant_matrix_and_varying_noise(x64):
+    a = np.array([[0.0, 1.0], [-2.0, -0.3]])  # and b linear in time
+    process = ad.linear(a, lambda t: jnp.stack([0.2 * t, 1 + t**2]), offset=lambda t: jnp.array([1.0, 2.0]) * t, t1=2.0)
+    exact = reference.linear_moments(
+        lambda t: a, lambda t: np.array([1.0, 2.0]) * t, lambda t: np.diag([0.2 * t, 1 + t**2]), [1.0, -1.0], 0.0, 2.0
+    )
+    assert_moments(jitted(process, expand="s")([1.0, -1.0], 0.0, 2.0), exact)
+
+
+def test_singular_matrix(x64):
+    free = ad.linear(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([0.0, 1.0]), t1=2.0)
+    h = 0.7
+    cov = np.array([[h**3 / 3, h**2 / 2], [h**2 / 2, h]])
+    assert_moments(jitted(free)([1.0, 2.0], 0.1, 0.1 + h), reference.Moments(np.array([1 + 2 * h, 2.0]), cov))
+
+
+def test_coefficients_that_jump(x64):
+    # The step control must find a jump and not stall on it.
+    process = ad.Process(lambda y, t: -y, lambda t: jnp.where(t < 0.4, 1.0, 3.0), 1.0)
+    before, after = np.exp(-2 * 0.6) - np.exp(-2.0), 1 - np.exp(-2 * 0.6)
+    kernel = ad.transition(process, [1.0], 0.0, 1.0)
+    np.testing.assert_allclose(kernel.variance(), [0.5 * before + 4.5 * after], rtol=1e-5)
+
+
+NONLINEAR = {
+    "elementwise": (ad.langevin(dist.Logistic(0.0, 1.0)), (3,)),
+    "blocks": (ad.Process(lambda y, t: -(jnp.sum(y**2, axis=0)) * y, np.array([[1.0, 0.2], [0.0, 1.0]]), 1.0), (2, 3)),
+    "dense": (ad.systems.particles().process, (5, 2)),
+    "swimmer": (ad.systems.swimmer().process, (2,)),
+}
+
+
+@pytest.mark.parametrize("ito", [False, True])
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_score_is_gradient_of_log_prob(name, ito, x64):
+    process, shape = NONLINEAR[name]
+    y, eps = jax.random.normal(jax.random.key(0), (2, *shape))
+    kernel = ad.transition(process, y, 0.2, 0.25, ito=ito)
+    np.testing.assert_allclose(kernel.score(eps), jax.grad(kernel.log_prob)(kernel.sample(eps)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_log_prob_is_the_density_of_samples(name, x64):
+    process, shape = NONLINEAR[name]
+    y, eps = jax.random.normal(jax.random.key(0), (2, *shape))
+    kernel = ad.transition(process, y, 0.2, 0.25)
+    exact = dist.MultivariateNormal(np.ravel(kernel.mean), kernel.cov())
+    sample = kernel.sample(eps)
+    np.testing.assert_allclose(kernel.log_prob(sample), exact.log_prob(np.ravel(sample)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [ad.LinearBeta(0.1, 10.0), ad.InverseBeta()], ids=["linear", "inverse"])
+def test_separable_closed_form(beta, x64):
+    prior = dist.Logistic(0.0, 1.0)
+    y = jnp.array([-3.0, -0.2, 0.0, 1.0])
+    kernel = ad.transition(ad.langevin(prior, beta), y, 0.3, 0.5)
+    integral = float(beta.integral(0.5) - beta.integral(0.3))
+    exact = reference.separable_moments(jax.vmap(jax.grad(prior.log_prob)), y, integral)
+    np.testing.assert_allclose(kernel.mean, exact.mean, rtol=1e-10)
+    np.testing.assert_allclose(kernel.variance(), exact.cov, rtol=1e-10)
+
+
+def both_precisions(process, y, s, t, eps):
+    """Mean, score and variance in float32, and in float64 at the same rounded arguments."""
+
+    def compute(dtype):
+        y_, s_, t_, eps_ = (jnp.asarray(np.float32(x), dtype) for x in (y, s, t, eps))
+        kernel = ad.transition(process(), y_, s_, t_)
+        assert kernel.mean.dtype == dtype
+        return [np.asarray(x, float) for x in (kernel.mean, kernel.score(eps_), kernel.variance())]
+
+    single = compute(jnp.float32)
+    with jax.enable_x64(True):
+        return single, compute(jnp.float64)
+
+
+@pytest.mark.parametrize("h", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_swimmer_in_single_precision(h):
+    for y in ([0.7, -1.2], [0.0, 0.5], [3.0, 0.1]):
+        single, double = both_precisions(lambda: ad.systems.swimmer().process, y, 1.0, 1.0 + h, [0.3, -1.1])
+        for a, b in zip(single, double, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "h"), [(50.0, 1.0), (500.0, 0.1), (5e4, 1e-3)])
+def test_stiff_contraction_in_single_precision(rate, h):
+    def make():
+        return ad.linear(rate * np.array([[-1.0, 0.5], [0.0, -0.3]]), np.array([1.0, 1.0]), t1=2.0)
+
+    single, double = both_precisions(make, [1.0, -1.0], 0.5, 0.5 + h, [0.3, -1.1])
+    for a, b in zip(single, double, strict=True):
+        assert np.all(np.isfinite(a))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    with jax.enable_x64(True):
+        a = rate * np.array([[-1.0, 0.5], [0.0, -0.3]])
+        stationary = ad.transition(make(), [1.0, -1.0], 0.0, 2.0).cov()
+        np.testing.assert_allclose(a @ stationary + stationary @ a.T, -np.eye(2), atol=1e-8)
+
+
+def test_fewer_noises_than_coordinates(x64):
+    # P = h g gᵀ has rank 1, yet the part of the score that g sees is right.
+    g = np.array([[1.0], [2.0]])
+    kernel = ad.transition(ad.Process(lambda y, t: jnp.zeros_like(y), g, 1.0), [0.0, 0.0], 0.0, 0.25)
+    eps = jnp.array([0.8, -0.4])
+    y = kernel.sample(eps)
+    weight = float(y[0]) / 0.25
+    np.testing.assert_allclose(y[1], 2 * y[0], atol=1e-6)
+    np.testing.assert_allclose(g[:, 0] @ kernel.score(eps), -weight, rtol=1e-6)
+
+
+def test_coordinates_without_noise_are_deterministic():
+    process = ad.Process(lambda y, t: -y, np.array([0.0, 1.0, 0.0]), 1.0)
+    for structure in ("elementwise", "dense"):
+        kernel = ad.transition(
+            ad.Process(process.drift, process.diffusion, 1.0, structure=structure), jnp.ones(3), 0.0, 0.5
+        )
+        eps = jnp.array([1.0, 2.0, 3.0])
+        np.testing.assert_allclose(kernel.sample(eps)[::2], np.exp(-0.5) * np.ones(2), rtol=1e-6)
+        assert np.all(kernel.score(eps)[::2] == 0)
+        alone = ad.transition(ad.Process(process.drift, 1.0, 1.0), jnp.ones(1), 0.0, 0.5)
+        np.testing.assert_allclose(kernel.log_prob(kernel.sample(eps)), alone.log_prob(alone.sample(eps[1:2])), rtol=1e-5)
+
+
+def test_batches_by_vmap():
+    process = ad.systems.swimmer().process
+    y = jax.random.normal(jax.random.key(0), (7, 2))
+    s, t = jnp.linspace(0.0, 3.0, 7), jnp.linspace(0.5, 4.0, 7)
+    batch = jax.jit(jax.vmap(lambda y, s, t: ad.transition(process, y, s, t).mean))(y, s, t)
+    for i in range(7):
+        np.testing.assert_allclose(batch[i], ad.transition(process, y[i], s[i], t[i]).mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"s": 0.5, "t": 0.5}, "t=0.5 must be later than s=0.5"),
+        ({"s": 0.5, "t": 0.4}, "t=0.4 must be later than s=0.5"),
+        ({"s": -0.1, "t": 0.4}, "s=-0.1 is before the start"),
+        ({"s": 0.1, "t": 1.5}, "t=1.5 is after the end of the process, t1=1.0. Build the Process with a larger t1"),
+        ({"s": 0.1, "t": 0.5, "expand": "y"}, "expand='y' is not known. Choose one of: s, t"),
+    ],
+)
+def test_bad_arguments(arguments, text):
+    process = ad.Process(lambda y, t: -y, 1.0, 1.0)
+    with pytest.raises(ValueError, match=text):
+        ad.transition(process, jnp.ones(2), **arguments)
+
+
+def test_full_covariance_of_an_image_is_refused():
+    kernel = ad.transition(ad.vp(), jnp.ones((3, 32, 32)), 0.0, 0.5)
+    with pytest.raises(ValueError, match=r"3072×3072; use variance\(\)"):
+        kernel.cov()
+    assert kernel.variance().shape == (3, 32, 32)

@@ -1,0 +1,87 @@
+"""The house: modules import only from those above them; the README's code runs."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "autodsm"
+# Data flows down this list.
+ORDER = [
+    "_types",
+    "errors",
+    "structure",
+    "process",
+    "priors",
+    "systems",
+    "linearize",
+    "kernel",
+    "simulate",
+    "schedule",
+    "fokker_planck",
+    "data",
+    "reference",
+    "plot",
+    "run",
+    "experiments",
+    "cli",
+]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Top-level autodsm modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = path.parent
+            for _ in range(node.level - 1):
+                base = base.parent
+            if node.level and base == PACKAGE:
+                found |= {node.module.split(".")[0]} if node.module else {a.name for a in node.names}
+            elif not node.level and (node.module or "").startswith("autodsm"):
+                found |= {(node.module + ".").split(".")[1] or "__init__"}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("autodsm.")}
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = [p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py"]
+    return [(p.relative_to(PACKAGE).parts[0].removesuffix(".py"), p) for p in sorted(files)]
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda x: str(getattr(x, "name", x)))
+def test_imports_point_upwards(module, path):
+    assert module in ORDER, f"{module} has no place in the house"
+    above = {*ORDER[: ORDER.index(module)], *([module] if module == "experiments" else [])}
+    assert imported_modules(path) <= above
+
+
+def test_the_import_test_can_fail(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    (tmp_path / "process.py").write_text("from .kernel import transition\nfrom . import plot\n")
+    assert imported_modules(tmp_path / "process.py") == {"kernel", "plot"}
+
+
+def readme_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+
+
+def test_readme_code_runs(capsys):
+    blocks = readme_blocks()
+    assert blocks
+    namespace: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+    shown = capsys.readouterr().out.split()
+    promised = [x for block in blocks for c in re.findall(r"#→ (.*)", block) for x in c.split()]
+    assert shown[: len(promised)] == promised
+
+
+def test_readme_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"`?make (\w+)`?", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= targets
+    assert all(re.search(rf"^{t}:", makefile, flags=re.MULTILINE) for t in targets)
