@@ -218,7 +218,9 @@ def test_coordinates_without_noise_are_deterministic():
         np.testing.assert_allclose(kernel.sample(eps)[::2], np.exp(-0.5) * np.ones(2), rtol=1e-6)
         assert np.all(kernel.score(eps)[::2] == 0)
         alone = ad.transition(ad.Process(process.drift, 1.0, 1.0), jnp.ones(1), 0.0, 0.5)
-        np.testing.assert_allclose(kernel.log_prob(kernel.sample(eps)), alone.log_prob(alone.sample(eps[1:2])), rtol=1e-5)
+        np.testing.assert_allclose(
+            kernel.log_prob(kernel.sample(eps)), alone.log_prob(alone.sample(eps[1:2])), rtol=1e-5
+        )
 
 
 def test_batches_by_vmap():

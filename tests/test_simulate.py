@@ -172,9 +172,7 @@ def test_start_time_and_repeated_times():
 
 def test_same_key_same_path():
     system = ad.systems.swimmer()
-    first, second = (
-        ad.simulate(system.process, [0.5, 1.0], [1.0], key=jax.random.key(3), steps=20) for _ in range(2)
-    )
+    first, second = (ad.simulate(system.process, [0.5, 1.0], [1.0], key=jax.random.key(3), steps=20) for _ in range(2))
     assert np.array_equal(first, second)
 
 

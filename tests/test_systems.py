@@ -51,9 +51,7 @@ def test_harmonic_reference_values():
     times = (0.0, 0.5, 1.0, 2.0, 5.0)
     found = [reference.harmonic_particles(t) for t in times]
     np.testing.assert_allclose([m.trace(50) for m in found], [6.25, 23.357, 33.676, 43.691, 49.211], atol=5e-4)
-    np.testing.assert_allclose(
-        [m.entropy(50) for m in found], [3.2644, 69.150, 87.402, 100.354, 106.254], atol=5e-4
-    )
+    np.testing.assert_allclose([m.entropy(50) for m in found], [3.2644, 69.150, 87.402, 100.354, 106.254], atol=5e-4)
 
 
 def test_harmonic_reference_against_moment_equations(x64):
@@ -85,7 +83,9 @@ def test_harmonic_paths_follow_the_reference():
     exact = reference.harmonic_particles(2.0)
     scale = np.sqrt(exact.fluctuation / count)
     np.testing.assert_allclose(end.mean(0), np.tile(exact.mean, (10, 1)), atol=5 * scale + 2e-3)
-    assert np.sum(end.var(0)) == pytest.approx(exact.trace(10), abs=5 * exact.trace(10) * np.sqrt(2 / (20 * count)) + 0.02)
+    assert np.sum(end.var(0)) == pytest.approx(
+        exact.trace(10), abs=5 * exact.trace(10) * np.sqrt(2 / (20 * count)) + 0.02
+    )
 
 
 def test_bad_parameters():

@@ -33,9 +33,7 @@ class Reproduce:
     """Folder to write; it must not exist. By default runs/NAME, or the first free of runs/NAME-2, …"""
 
 
-Command = (
-    Annotated[List, tyro.conf.subcommand("list")] | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-)
+Command = Annotated[List, tyro.conf.subcommand("list")] | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 
 
 def list_experiments(console: Console) -> None:

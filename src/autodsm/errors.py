@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,10 +53,6 @@ def check_interval(s, t, t1: float) -> None:
     if is_concrete(s) and not bool(np.all(np.asarray(s) >= 0)):
         raise ValueError(f"s={s} is before the start of the process: times lie in [0, t1] = [0, {t1}].")
     if is_concrete(s, t) and not bool(np.all(np.asarray(t) > np.asarray(s))):
-        raise ValueError(
-            f"t={t} must be later than s={s}: a transition needs an interval of positive length."
-        )
+        raise ValueError(f"t={t} must be later than s={s}: a transition needs an interval of positive length.")
     if is_concrete(t) and bool(np.any(np.asarray(t) > t1 * (1 + 1e-6))):
-        raise ValueError(
-            f"t={t} is after the end of the process, t1={t1}. Build the Process with a larger t1."
-        )
+        raise ValueError(f"t={t} is after the end of the process, t1={t1}. Build the Process with a larger t1.")

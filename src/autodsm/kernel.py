@@ -200,7 +200,7 @@ def _roughness(rule: _Rule, values: Array) -> Array:
     return jnp.max(jnp.abs(last)) / jnp.maximum(jnp.max(jnp.abs(values)), jnp.finfo(values.dtype).tiny)
 
 
-def _quadrature(structure: Elementwise, A: Array, b: Array, Q: Array) -> Moments:
+def _quadrature(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> Moments:
     """The moments over [0, 1] of independent coordinates: `a(x) = ∫_x^1 A`, `∫ e^a b`, `∫ e^{2a} Q`."""
     rule = _SCALAR_RULE
 
@@ -271,6 +271,6 @@ def _factor(structure: AbstractStructure, cov: Array) -> tuple[Array, Array | No
 
 
 def _solve(factor: Array, z: Array, *, transpose: bool) -> Array:
-    return jax.lax.linalg.triangular_solve(
-        factor, z[..., None], left_side=True, lower=True, transpose_a=transpose
-    )[..., 0]
+    return jax.lax.linalg.triangular_solve(factor, z[..., None], left_side=True, lower=True, transpose_a=transpose)[
+        ..., 0
+    ]

@@ -13,9 +13,7 @@ matplotlib.rcParams.update(
 _STYLES = ("-", "--", ":", "-.")
 
 
-def panels(
-    n: int, *, width: float = 3.2, height: float = 2.8, share_y: bool = False
-) -> tuple[Figure, list[Axes]]:
+def panels(n: int, *, width: float = 3.2, height: float = 2.8, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """A row of n axes."""
     figure = Figure(figsize=(width * n, height), layout="constrained")
     return figure, list(np.ravel(figure.subplots(1, n, sharey=share_y, squeeze=False)))
@@ -33,9 +31,7 @@ def densities(
     figure, axes = panels(len(times), share_y=True)
     for i, (axis, t) in enumerate(zip(axes, times, strict=True)):
         if samples is not None:
-            axis.hist(
-                samples[i], bins=120, range=(x[0], x[-1]), density=True, color="0.87", label="simulated"
-            )
+            axis.hist(samples[i], bins=120, range=(x[0], x[-1]), density=True, color="0.87", label="simulated")
         for j, (name, values) in enumerate(curves.items()):
             color = "k" if j == 0 else f"C{j - 1}"
             axis.plot(x, values[i], _STYLES[j % 4], color=color, lw=1.6 if j == 0 else 1.3, label=name)
@@ -55,9 +51,7 @@ def errors_over_time(
     figure, axes = panels(len(rows), width=4.2, height=3.2)
     for axis, (quantity, methods) in zip(axes, rows.items(), strict=True):
         for j, (name, (value, stderr)) in enumerate(methods.items()):
-            axis.errorbar(
-                times, value, 2 * stderr, marker="o", ms=3, lw=1.2, capsize=2, color=f"C{j}", label=name
-            )
+            axis.errorbar(times, value, 2 * stderr, marker="o", ms=3, lw=1.2, capsize=2, color=f"C{j}", label=name)
         axis.set(yscale="log", xlabel="t", ylabel=ylabels[quantity], title=quantity)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

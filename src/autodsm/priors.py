@@ -90,10 +90,11 @@ class CosineBeta(AbstractBeta):
         return -jnp.log(jnp.cos(0.5 * np.pi * jnp.asarray(t, float)))
 
 
-Beta = Any  # AbstractBeta, or any function of t
+BetaLike = Any
+"""An `AbstractBeta`, or any function of t."""
 
 
-def langevin(prior, beta: Beta | None = None, *, t1: float | None = None) -> Process:
+def langevin(prior, beta: BetaLike = None, *, t1: float | None = None) -> Process:
     """Langevin dynamics whose stationary law is `prior`, run at the speed `beta` (default: 0.1 to 10, linear).
 
         process = langevin(numpyro.distributions.Logistic(0.0, 1.0))
@@ -103,29 +104,29 @@ def langevin(prior, beta: Beta | None = None, *, t1: float | None = None) -> Pro
     """
     if not callable(getattr(prior, "log_prob", None)):
         raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
-    beta, t1 = _schedule(beta, t1)
+    rate, t1 = _schedule(beta, t1, LinearBeta())
     stationary_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
 
     def drift(y, t):
-        return beta(t) * stationary_score(y)
+        return rate(t) * stationary_score(y)
 
-    return Process(drift, lambda t: jnp.sqrt(2.0 * beta(t)), t1)
+    return Process(drift, lambda t: jnp.sqrt(2.0 * rate(t)), t1)
 
 
-def vp(beta: Beta | None = None, *, t1: float | None = None) -> Process:
+def vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
     """Variance-preserving process of Song et al. (2021); stationary law N(0, 1)."""
-    beta, t1 = _schedule(beta or LinearBeta(0.1, 20.0), t1)
-    return Process(lambda y, t: -0.5 * beta(t) * y, lambda t: jnp.sqrt(beta(t)), t1, structure="elementwise")
+    rate, t1 = _schedule(beta, t1, LinearBeta(0.1, 20.0))
+    return Process(lambda y, t: -0.5 * rate(t) * y, lambda t: jnp.sqrt(rate(t)), t1, structure="elementwise")
 
 
-def sub_vp(beta: Beta | None = None, *, t1: float | None = None) -> Process:
+def sub_vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
     """Sub-VP process of Song et al. (2021): less noise than `vp` at every t, the same limit."""
-    beta, t1 = _schedule(beta or LinearBeta(0.1, 20.0), t1)
+    rate, t1 = _schedule(beta, t1, LinearBeta(0.1, 20.0))
 
     def diffusion(t):
-        return jnp.sqrt(beta(t) * -jnp.expm1(-2.0 * beta_integral(beta, t)))
+        return jnp.sqrt(rate(t) * -jnp.expm1(-2.0 * beta_integral(rate, t)))
 
-    return Process(lambda y, t: -0.5 * beta(t) * y, diffusion, t1, structure="elementwise")
+    return Process(lambda y, t: -0.5 * rate(t) * y, diffusion, t1, structure="elementwise")
 
 
 def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Process:
@@ -133,29 +134,29 @@ def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Proces
     check_positive("sigma0", sigma0)
     if not sigma1 > sigma0:
         raise ValueError(f"sigma1={sigma1} must be larger than sigma0={sigma0}.")
-    rate = np.log(sigma1 / sigma0)
+    growth = np.log(sigma1 / sigma0)
 
     def diffusion(t):
-        return sigma0 * jnp.exp(rate * t) * np.sqrt(2.0 * rate)
+        return sigma0 * jnp.exp(growth * t) * np.sqrt(2.0 * growth)
 
     return Process(lambda y, t: jnp.zeros_like(y), diffusion, t1, structure="elementwise")
 
 
-def cld(beta: Beta | None = None, *, mass: float = 0.25, t1: float | None = None) -> Process:
+def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None) -> Process:
     """Critically-damped Langevin diffusion of Dockhorn et al. (2022), state (2, *pixels) = (x, v).
 
     `dx = β v/M dt`, `dv = β (−x − Γ v/M) dt + √(2Γβ) dw`, `Γ² = 4M`; stationary law x ~ N(0,1), v ~ N(0,M).
     """
     check_positive("mass", mass)
-    beta, t1 = _schedule(beta or ConstantBeta(4.0), t1)
+    rate, t1 = _schedule(beta, t1, ConstantBeta(4.0))
     gamma = 2.0 * np.sqrt(mass)
 
     def drift(y, t):
         x, v = y
-        return beta(t) * jnp.stack([v / mass, -x - gamma * v / mass])
+        return rate(t) * jnp.stack([v / mass, -x - gamma * v / mass])
 
     def diffusion(t):
-        b = beta(t)
+        b = rate(t)
         return jnp.stack([jnp.zeros_like(b), jnp.sqrt(2.0 * gamma * b)])
 
     return Process(drift, diffusion, t1)
@@ -166,19 +167,23 @@ def linear(matrix, diffusion, *, t1: float, offset=None) -> Process:
 
     process = linear(jnp.array([[0.0, 1.0], [-1.0, -0.5]]), jnp.array([0.0, 1.0]), t1=10.0)
     """
-    a = matrix if callable(matrix) else (lambda t, a=jnp.asarray(matrix, float): a)
+    a, c = _function_of_time(matrix), _function_of_time(0.0 if offset is None else offset)
     shape = jax.eval_shape(a, 0.0).shape
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
-    c = offset if callable(offset) else (lambda t, c=jnp.asarray(0.0 if offset is None else offset, float): c)
     if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
-        raise ValueError(
-            f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A."
-        )
+        raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
     return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1)
 
 
-def beta_integral(beta: Beta, t) -> Array:
+def _function_of_time(value):
+    if callable(value):
+        return value
+    array = jnp.asarray(value, float)
+    return lambda t: array
+
+
+def beta_integral(beta: BetaLike, t) -> Array:
     """`∫_0^t β`: in closed form where the schedule has one, else by Gauss–Legendre quadrature on 16 panels."""
     if isinstance(beta, AbstractBeta):
         return beta.integral(t)
@@ -189,14 +194,12 @@ def beta_integral(beta: Beta, t) -> Array:
     return t * jnp.sum(w * jax.vmap(beta)(t * x))
 
 
-def _schedule(beta: Beta | None, t1: float | None) -> tuple[Beta, float]:
-    beta = LinearBeta() if beta is None else beta
+def _schedule(beta: BetaLike, t1: float | None, default: AbstractBeta) -> tuple[BetaLike, float]:
+    beta = default if beta is None else beta
     if not callable(beta):
         raise TypeError(f"beta={beta!r} must be a function of t; for a constant use ConstantBeta({beta}).")
     if t1 is None:
         t1 = beta.t1 if isinstance(beta, AbstractBeta) else 1.0
     if isinstance(beta, InverseBeta | CosineBeta) and t1 >= 1.0:
-        raise ValueError(
-            f"t1={t1}: {type(beta).__name__} is singular at t = 1. Choose t1 < 1, e.g. t1=0.999."
-        )
+        raise ValueError(f"t1={t1}: {type(beta).__name__} is singular at t = 1. Choose t1 < 1, e.g. t1=0.999.")
     return beta, t1

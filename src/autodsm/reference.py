@@ -23,9 +23,7 @@ class Moments(NamedTuple):
     cov: np.ndarray
 
 
-def linear_moments(
-    matrix: Callable, offset: Callable, noise: Callable, y, s: float, t: float, cov=None
-) -> Moments:
+def linear_moments(matrix: Callable, offset: Callable, noise: Callable, y, s: float, t: float, cov=None) -> Moments:
     """`dy = (A(t) y + c(t)) dt + g(t) dw` from a point (or a Gaussian of covariance `cov`) at s: moments at t."""
     y = np.asarray(y, float)
     d = len(y)
@@ -64,9 +62,7 @@ def separable_moments(drift: Callable, y, integral: float) -> Moments:
     def phi1(z):
         return np.where(z == 0, 1.0, np.expm1(z) / np.where(z == 0, 1.0, z))
 
-    return Moments(
-        np.asarray(y) + value * integral * phi1(slope * integral), 2 * integral * phi1(2 * slope * integral)
-    )
+    return Moments(np.asarray(y) + value * integral * phi1(slope * integral), 2 * integral * phi1(2 * slope * integral))
 
 
 def linear_beta_schedule(t, ell: float, beta0: float, beta1: float) -> np.ndarray:

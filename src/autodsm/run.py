@@ -25,9 +25,7 @@ class RunFolder:
         """Make `path`, which must not exist yet or be empty, and record the configuration (a dataclass) in it."""
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise FileExistsError(
-                f"{path} already exists. Nothing is overwritten: remove it, or name another folder."
-            )
+            raise FileExistsError(f"{path} already exists. Nothing is overwritten: remove it, or name another folder.")
         (path / "figures").mkdir(parents=True)
         folder = cls(path)
         folder._write("config.json", dataclasses.asdict(config))

@@ -38,9 +38,7 @@ from .errors import as_floating, check_count, check_positive, is_concrete, unkno
 from .process import Process
 from .structure import Dense, expand_noise, noise_kind
 
-_DRAW_AT_ONCE = (
-    256  # random numbers drawn together, for one path: enough to be cheap, few enough for 10⁶ paths
-)
+_DRAW_AT_ONCE = 256  # random numbers drawn together, for one path: enough to be cheap, few enough for 10⁶ paths
 
 
 def four_point(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
@@ -113,9 +111,7 @@ def simulate(
         advance = _diffrax(process, solver, y0, key, t0, steps, tol, differentiable)
     elif solver in SOLVERS:
         if solver == "lamba" and steps is not None:
-            raise ValueError(
-                f'solver="lamba" chooses its own steps; give tol instead of steps={steps}, or "euler".'
-            )
+            raise ValueError(f'solver="lamba" chooses its own steps; give tol instead of steps={steps}, or "euler".')
         if differentiable and steps is None:
             raise ValueError("differentiable=True needs a fixed number of steps: give steps=...")
         advance = (
@@ -212,11 +208,7 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
         return lineax.DiagonalLinearOperator(jnp.broadcast_to(expand_noise(g, shape), shape))
 
     control = jax.eval_shape(diffusion, t0, y0, None).shape[-1:] if matrix else shape
-    needed = (
-        solver.minimal_levy_area
-        if isinstance(solver, diffrax.AbstractSRK)
-        else diffrax.AbstractBrownianIncrement
-    )
+    needed = solver.minimal_levy_area if isinstance(solver, diffrax.AbstractSRK) else diffrax.AbstractBrownianIncrement
     offered = (diffrax.BrownianIncrement, diffrax.SpaceTimeLevyArea, diffrax.SpaceTimeTimeLevyArea)
     levy_area = next(kind for kind in offered if issubclass(kind, needed))
     span = process.t1 - t0
@@ -247,6 +239,7 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
             adjoint=adjoint,
             max_steps=1 << 16,
         )
+        assert solution.ys is not None  # for the type checker: the end is always saved
         return solution.ys[-1]
 
     return advance
@@ -255,9 +248,7 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
 def _check_times(process: Process, times, t0) -> Array:
     times = as_floating(times)
     if times.ndim != 1 or len(times) == 0:
-        raise ValueError(
-            f"times has shape {times.shape}; it must be a list of at least one time, e.g. [{t0}, 1.0]."
-        )
+        raise ValueError(f"times has shape {times.shape}; it must be a list of at least one time, e.g. [{t0}, 1.0].")
     if is_concrete(times, t0):
         values = np.asarray(times)
         if values[0] < t0 or np.any(np.diff(values) < 0):
@@ -273,12 +264,12 @@ def _check_times(process: Process, times, t0) -> Array:
 def initial_states(y0, n: int, *, key: PRNGKey) -> Float[Array, "n ..."]:
     """n initial states, from a sampler `y0(key, n)` or, drawn with replacement, from an array of samples."""
     check_count("n", n)
-    if not callable(y0):
-        samples = as_floating(y0)
-        if samples.ndim == 0 or len(samples) == 0:
-            raise ValueError(f"y0 has shape {samples.shape}; samples must be stacked along a first axis.")
-        return samples[jax.random.randint(key, (n,), 0, len(samples))]
-    samples = y0(key, n)
-    if len(samples) != n:
-        raise ValueError(f"y0(key, {n}) returned {len(samples)} states; a sampler must return n of them.")
-    return samples
+    if callable(y0):
+        samples = as_floating(y0(key, n))
+        if len(samples) != n:
+            raise ValueError(f"y0(key, {n}) returned {len(samples)} states; a sampler must return n of them.")
+        return samples
+    samples = as_floating(y0)
+    if samples.ndim == 0 or len(samples) == 0:
+        raise ValueError(f"y0 has shape {samples.shape}; samples must be stacked along a first axis.")
+    return samples[jax.random.randint(key, (n,), 0, len(samples))]

@@ -80,7 +80,7 @@ def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, 
     @jax.jit
     def at(t):
         keys = jax.random.split(path_key, outer), jax.random.split(inner_key, outer)
-        squares = jax.lax.map(lambda z: one(*z, schedule(t), t), (x, *keys), batch_size=32)
+        squares = jax.lax.map(lambda z: one(z[0], z[1], z[2], schedule(t), t), (x, *keys), batch_size=32)
         means = jnp.stack([jnp.mean(e) for e in squares])
         stderrs = jnp.stack([jnp.std(e) for e in squares]) / np.sqrt(2 * outer)
         return jnp.sqrt(means), 0.5 * stderrs / jnp.sqrt(means)
