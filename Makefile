@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench figures clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -28,6 +28,14 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	"$(BIN)/python" benchmarks/simulate.py
+
+# The figures that the README shows.
+figures: $(STAMP)
+	rm -rf runs/figures
+	"$(BIN)/autodsm" reproduce all --out runs/figures
+	mkdir -p docs/figures
+	cp runs/figures/demo/figures/densities.png docs/figures/demo.png
+	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
 
 clean:
 	rm -rf "$(VENV)"

@@ -85,7 +85,7 @@ def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, 
         stderrs = jnp.stack([jnp.std(e) for e in squares]) / np.sqrt(2 * outer)
         return jnp.sqrt(means), 0.5 * stderrs / jnp.sqrt(means)
 
-    found = [at(jnp.asarray(t)) for t in track(times, description=label)]
+    found = [jax.device_get(at(jnp.asarray(t))) for t in track(times, description=label)]
     values, stderrs = (np.stack(x) for x in zip(*found, strict=True))
     return values, stderrs
 
