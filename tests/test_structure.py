@@ -48,6 +48,8 @@ ODD = {
     ),
     "very weak coupling": (lambda y, t: -y + 1e-12 * jnp.roll(y, 1), 1.0, (64,), Dense),
     "one coupled pair of many": (lambda y, t: (-y).at[17].add(y[1000]), 1.0, (1024,), Dense),
+    "first drives last": (lambda y, t: (-y).at[3].add(y[0]), 1.0, (4,), Dense),
+    "last drives first": (lambda y, t: (-y).at[0].add(y[3]), 1.0, (4,), Dense),
     "difference of neighbours": (lambda y, t: y - jnp.roll(y, 1), 1.0, (4,), Dense),
     "rows": (lambda y, t: -jnp.sum(y, axis=0, keepdims=True) * y, 1.0, (3, 5), Blocks),
     "columns": (lambda y, t: -jnp.sum(y, axis=1, keepdims=True) * y, 1.0, (3, 5), Dense),
