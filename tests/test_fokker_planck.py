@@ -1,5 +1,6 @@
 """The one-dimensional grid solver against exact densities."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,11 +43,29 @@ def test_double_well_reaches_its_stationary_state(x64):
     assert grid.q.min() > -1e-12
 
 
+def test_without_noise_and_in_small_units(x64):
+    # Pure advection f = 1 moves the density; with D = 10⁻¹³ and lengths of 10⁻⁶, it spreads by 2Dt.
+    moving = ad.Process(lambda y, t: jnp.ones_like(y), 0.0, 1.0)
+    grid = solve_1d(moving, lambda x: normal(x, 0, 0.01), [0.5], x_range=(-1.0, 2.0), cells=3000, steps=1000)
+    dx = grid.x[1] - grid.x[0]
+    assert np.sum(grid.x * grid.q[0]) * dx == pytest.approx(0.5, abs=1e-6)
+    slow = ad.Process(lambda y, t: 0 * y, np.sqrt(2e-13), 1.0)
+    grid = solve_1d(slow, lambda x: normal(x, 0, 1e-14), [1.0], x_range=(-4e-6, 4e-6), cells=800)
+    assert np.sum(grid.x**2 * grid.q[0]) * (grid.x[1] - grid.x[0]) == pytest.approx(2.1e-13, rel=1e-3)
+
+
+def test_domain_without_zero():
+    process = ad.Process(lambda y, t: 1 / y, 1.0, 1.0)
+    grid = solve_1d(process, lambda x: normal(x, 3, 0.1), [0.1], x_range=(0.5, 6.0), cells=200)
+    assert np.all(np.isfinite(grid.q))
+
+
 def test_bad_arguments():
     process = ad.systems.double_well().process
     for options, text in [
         (dict(times=[6.0]), "must increase within"),
         (dict(times=[2.0, 1.0]), "must increase within"),
+        (dict(times=[]), "must increase within"),
         (dict(x_range=(1.0, -1.0)), "x_range"),
         (dict(cells=0), "cells=0"),
     ]:

@@ -122,6 +122,49 @@ def test_coefficients_that_jump(x64):
     np.testing.assert_allclose(kernel.variance(), [0.5 * before + 4.5 * after], rtol=1e-5)
 
 
+@pytest.mark.parametrize("structure", ["elementwise", "dense"])
+@pytest.mark.parametrize("frequency", [0, 1, 2, 3, 4, 6, 12, 40])
+def test_oscillating_and_pulsed_coefficients(structure, frequency, x64):
+    # Symmetric about the middle of the interval, so that one of the interpolant's last terms vanishes.
+    def noise(t, np=np):
+        shape = np.exp(-(((t - 0.5) / 0.05) ** 2)) if frequency == 0 else np.cos(2 * np.pi * frequency * t)
+        return np.stack([1.0 + 0.9 * shape, 1e-3 * (1.0 + 0.9 * shape)])
+
+    process = ad.Process(
+        lambda y, t: 3 * jnp.cos(12 * np.pi * t) + 0 * y, lambda t: noise(t, jnp), 1.0, structure=structure
+    )
+    kernel = ad.transition(process, np.zeros(2), 0.0, 1.0)
+    grid = (np.arange(200_000) + 0.5) / 200_000
+    np.testing.assert_allclose(kernel.variance(), np.mean(noise(grid) ** 2, axis=1), rtol=1e-8)
+    np.testing.assert_allclose(kernel.mean, 0.0, atol=1e-9)
+
+
+def test_a_drift_of_rounding_errors_is_not_resolved():
+    # sin(x) − cos(x − π/2) is zero but for rounding, at every time differently.
+    steps = []
+
+    def drift(y, t):
+        jax.debug.callback(lambda: steps.append(1))
+        return jnp.sin(y + 1000 * t) - jnp.cos(y + 1000 * t - np.float32(np.pi / 2))
+
+    process = ad.Process(drift, 1.0, 1.0, structure="elementwise")
+    kernel = ad.transition(process, jnp.zeros(1), 0.5, 0.6)
+    jax.block_until_ready(kernel.mean)
+    np.testing.assert_allclose(kernel.variance(), 0.1, rtol=1e-4)
+    assert 0 < len(steps) < 200
+
+
+@pytest.mark.parametrize("name", ["elementwise", "dense"])
+def test_what_has_no_answer_is_nan_and_ends(name):
+    process = ad.Process(lambda y, t: -y, lambda t: 1 + t, 10.0, structure=name)
+    mean = jax.jit(lambda y, s, t: ad.transition(process, y, s, t).mean)
+    assert np.all(np.isnan(mean(jnp.array([jnp.nan, jnp.nan]), 1.0, 1.1)))
+    assert np.all(np.isnan(mean(jnp.ones(2), 1.1, 1.0)))  # traced, so it cannot be refused
+    assert np.all(np.isfinite(mean(jnp.ones(2), 1.0, 1.1)))
+    stiff = ad.Process(lambda y, t: -1e9 * y, 1.0, 10.0, structure=name)
+    assert np.all(np.isnan(ad.transition(stiff, jnp.ones(2), 0.0, 1.0).variance()))
+
+
 NONLINEAR = {
     "elementwise": (ad.langevin(dist.Logistic(0.0, 1.0)), (3,)),
     "blocks": (ad.Process(lambda y, t: -(jnp.sum(y**2, axis=0)) * y, np.array([[1.0, 0.2], [0.0, 1.0]]), 1.0), (2, 3)),
@@ -182,18 +225,18 @@ def test_swimmer_in_single_precision(h):
             np.testing.assert_allclose(a, b, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("rate", "h"), [(50.0, 1.0), (500.0, 0.1), (5e4, 1e-3)])
-def test_stiff_contraction_in_single_precision(rate, h):
+@pytest.mark.parametrize(("rate", "s", "h"), [(50.0, 0.5, 1.0), (500.0, 0.5, 0.1), (5e4, 0.5, 1e-3), (5e5, 9.0, 1e-4)])
+def test_stiff_contraction_in_single_precision(rate, s, h):
     def make():
-        return ad.linear(rate * np.array([[-1.0, 0.5], [0.0, -0.3]]), np.array([1.0, 1.0]), t1=2.0)
+        return ad.linear(rate * np.array([[-1.0, 0.5], [0.0, -0.3]]), np.array([1.0, 1.0]), t1=10.0)
 
-    single, double = both_precisions(make, [1.0, -1.0], 0.5, 0.5 + h, [0.3, -1.1])
+    single, double = both_precisions(make, [1.0, -1.0], s, s + h, [0.3, -1.1])
     for a, b in zip(single, double, strict=True):
         assert np.all(np.isfinite(a))
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     with jax.enable_x64(True):
         a = rate * np.array([[-1.0, 0.5], [0.0, -0.3]])
-        stationary = ad.transition(make(), [1.0, -1.0], 0.0, 2.0).cov()
+        stationary = ad.transition(make(), [1.0, -1.0], 0.0, min(2.0, 1e4 / rate)).cov()
         np.testing.assert_allclose(a @ stationary + stationary @ a.T, -np.eye(2), atol=1e-8)
 
 
@@ -239,6 +282,8 @@ def test_batches_by_vmap():
         ({"s": 0.5, "t": 0.4}, "t=0.4 must be later than s=0.5"),
         ({"s": -0.1, "t": 0.4}, "s=-0.1 is before the start"),
         ({"s": 0.1, "t": 1.5}, "t=1.5 is after the end of the process, t1=1.0. Build the Process with a larger t1"),
+        ({"s": 0.1, "t": np.array([0.5, 0.6])}, r"t has shape \(2,\); give one time, and use jax.vmap"),
+        ({"s": float("nan"), "t": 0.5}, "s=nan is before the start"),
         ({"s": 0.1, "t": 0.5, "expand": "y"}, "expand='y' is not known. Choose one of: s, t"),
     ],
 )

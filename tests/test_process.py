@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 import autodsm as ad
@@ -53,8 +54,9 @@ def test_g_as_function_of_time_and_integers():
         (lambda: ad.Process(drift, 1.0, 0.0), "t1=0.0 must be a finite number above zero"),
         (lambda: ad.Process(drift, 1.0, float("inf")), "t1=inf must be a finite"),
         (lambda: ad.Process(drift, 1.0, 1.0, structure="elementwize"), "Did you mean 'elementwise'"),
-        (lambda: ad.Process(drift, lambda t: 1 / (1 - t), 1.0), "not finite at t=1.0.*t1=0.999"),
-        (lambda: ad.Process(drift, float("nan"), 1.0), "not finite at t=0.0"),
+        (lambda: ad.Process(drift, lambda t: 1 / (1 - t), 1.0), "not finite at t=1: .*t1=0.999"),
+        (lambda: ad.Process(drift, float("nan"), 1.0), "not finite at t=0"),
+        (lambda: ad.vp(lambda t: (t - 0.5) ** 2 - 0.1), r"not finite at t=0\.\d+.*root of a negative rate"),
     ],
 )
 def test_bad_process(make, text):
@@ -88,3 +90,24 @@ def test_bad_state(process, y, text):
         ad.transition(process, y, 0.1, 0.2)
     with pytest.raises(ValueError, match=text):
         ad.simulate(process, y, jnp.array([1.0]), key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("make", [ad.vp, ad.sub_vp, ad.ve, ad.cld, lambda: ad.langevin(dist.Logistic(0.0, 1.0))])
+def test_processes_can_be_built_inside_jit(make):
+    def inside(y, key):
+        process = make()
+        s = ad.ScheduledPairs(process, 1e-2)(0.5)
+        y_s = ad.simulate(process, y, s[None], key=key, steps=5)[0]
+        return ad.transition(process, y_s, s, 0.5).mean
+
+    assert np.all(np.isfinite(jax.jit(inside)(jnp.ones((2, 3)), jax.random.key(0))))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_precision_follows_the_state(dtype, x64):
+    # float64 constants in the drift or the noise must neither crash nor widen a float32 state.
+    process = ad.Process(lambda y, t: -np.float64(2.0) * y, lambda t: np.array([1.0, 2.0]) * t, 1.0)
+    y = jnp.ones(2, dtype)
+    assert ad.transition(process, y, 0.2, 0.4).mean.dtype == jnp.float32
+    for options in ({}, {"steps": 3}, {"solver": "heun", "steps": 3}):
+        assert ad.simulate(process, y, [0.5], key=jax.random.key(0), **options).dtype == jnp.float32

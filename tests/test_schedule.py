@@ -76,6 +76,25 @@ def test_constant_vector_noise_and_other_schedules(x64):
     assert float(ad.FromZero()(0.7)) == 0.0
 
 
+def test_many_noises_and_small_units():
+    rng = np.random.default_rng(0)
+    g0 = rng.standard_normal((40, 40)).astype(np.float32)
+    growth = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
+    pairs = ad.ScheduledPairs(ad.Process(lambda y, t: -y, lambda t: 1e-7 * g0 * (1 + t * growth), 1.0), 1e-13)
+    tau = np.linspace(float(pairs(0.9)), 0.9, 2001)
+    g = g0 * (1 + tau[:, None, None] * growth)
+    largest = np.max(np.trapezoid(np.abs(g @ g.swapaxes(1, 2)), tau, axis=0))  # over all entries, also off the diagonal
+    assert 1e-14 * largest == pytest.approx(1e-13, rel=1e-4)
+
+
+def test_several_times_at_once():
+    pairs = ad.ScheduledPairs(ad.langevin(LOGISTIC), 1e-2)
+    t = jnp.array([0.2, 0.5, 1.0])
+    np.testing.assert_allclose(pairs(t), [float(pairs(x)) for x in t], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"t=1.5 is after the end of the process, t1=1.0"):
+        pairs(1.5)
+
+
 def test_s_stays_below_t_when_the_gap_is_under_the_resolution():
     pairs = ad.ScheduledPairs(ad.systems.double_well(t1=100.0).process, 1e-8)
     t = jnp.float32(99.0)
@@ -140,7 +159,7 @@ def test_for_tolerance_finds_the_largest_lambda():
 
 
 def test_for_tolerance_of_a_linear_process_starts_at_zero():
-    system = ad.systems.ornstein_uhlenbeck(2)
+    system = ad.systems.ornstein_uhlenbeck(2, rate=50.0)
     pairs = ad.ScheduledPairs.for_tolerance(system.process, system.y0, 1e-6, key=jax.random.key(0), n=16)
     assert float(pairs(4.9)) == 0.0
 
@@ -152,7 +171,6 @@ def test_kl_bound_needs_noise_everywhere():
     matrix = ad.Process(lambda y, t: -(y**3), np.array([[1.0], [1.0]]), 1.0)
     with pytest.raises(ValueError, match="singular"):
         ad.kl_bound(matrix, ad.FromZero(), np.zeros((4, 2)), [1.0], key=jax.random.key(0))
-    with pytest.raises(ValueError, match="cannot be met"):
-        ad.ScheduledPairs.for_tolerance(
-            ad.Process(lambda y, t: 50 * jnp.sin(50 * y), 1.0, 1.0), np.zeros((4, 1)), 1e-12, key=jax.random.key(0), n=8
-        )
+    rough = ad.Process(lambda y, t: 500 * jnp.sin(500 * y), 1.0, 1.0)
+    with pytest.raises(ValueError, match="is not met by any λ down to"):
+        ad.ScheduledPairs.for_tolerance(rough, np.zeros((4, 1)), 1e-12, key=jax.random.key(0), n=8, times=[0.01])

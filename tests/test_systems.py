@@ -25,12 +25,12 @@ def test_swimmer_equations():
     np.testing.assert_allclose(process.drift(-y, 0.0), -process.drift(y, 0.0))  # odd drift, hence odd score
 
 
-@pytest.mark.parametrize(("exponent", "symmetric"), [(1.0, True), (2.0, True)])
-def test_particle_force_is_conservative(exponent, symmetric, x64):
-    process = ad.systems.particles(exponent=exponent).process
-    y = jax.random.normal(jax.random.key(0), (5, 2))
-    jacobian = jax.jacfwd(lambda y: process.drift(y, 0.3))(y).reshape(10, 10)
-    assert np.allclose(jacobian, jacobian.T) == symmetric
+def test_published_exponent_narrows_the_repulsion(x64):
+    y = jnp.array([[0.0, 0.0], [0.3, 0.0]])
+    force = [ad.systems.particles(2, exponent=c).process.drift(y, 0.0)[1, 0] for c in (0.0, 1.0, 2.0)]
+    trap = ad.systems.particles(2, A=0.0).process.drift(y, 0.0)[1, 0]
+    ratio = (np.array(force) - trap) / (force[0] - trap)
+    np.testing.assert_allclose(ratio, np.exp([0.0, -(0.3**2) / 0.5, -2 * 0.3**2 / 0.5]), rtol=1e-9)
 
 
 def test_particle_repulsion_is_the_gradient_of_a_gaussian_bump(x64):

@@ -11,9 +11,11 @@ import numpy as np
 
 
 def as_floating(value) -> jax.Array:
-    """An array of the value, with whole numbers turned into floats."""
+    """An array of the value, in single precision at least."""
     value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value.astype(float)
+    return value.astype(jnp.promote_types(value.dtype, jnp.float32))
 
 
 def is_concrete(*values) -> bool:
@@ -49,10 +51,13 @@ def check_count(argument: str, value: object) -> None:
 
 
 def check_interval(s, t, t1: float) -> None:
-    """Refuse concrete times outside 0 ≤ s < t ≤ t1."""
-    if is_concrete(s) and not bool(np.all(np.asarray(s) >= 0)):
+    """Refuse times that are not scalars, and concrete ones outside 0 ≤ s < t ≤ t1."""
+    for name, value in (("s", s), ("t", t)):
+        if np.ndim(value) != 0:
+            raise ValueError(f"{name} has shape {np.shape(value)}; give one time, and use jax.vmap for several.")
+    if is_concrete(s) and not s >= 0:
         raise ValueError(f"s={s} is before the start of the process: times lie in [0, t1] = [0, {t1}].")
-    if is_concrete(s, t) and not bool(np.all(np.asarray(t) > np.asarray(s))):
+    if is_concrete(s, t) and not t > s:
         raise ValueError(f"t={t} must be later than s={s}: a transition needs an interval of positive length.")
-    if is_concrete(t) and bool(np.any(np.asarray(t) > t1 * (1 + 1e-6))):
+    if is_concrete(t) and t > t1 * (1 + 1e-6):
         raise ValueError(f"t={t} is after the end of the process, t1={t1}. Build the Process with a larger t1.")

@@ -46,7 +46,7 @@ def linearize(process: Process, y_s: State, s, *, expand: str = "t", ito: bool =
     if expand == "t":
 
         def moving(tau):
-            b, A = structure.jacobian(lambda y: process.drift(y, tau), y_s)
+            b, A = structure.jacobian(lambda y: process.f(y, tau), y_s)
             if ito:
                 g = process.g(0.5 * (s + tau)).astype(y_s.dtype)
                 b = b + 0.5 * (tau - s) * _curvature(process, structure, y_s, tau, g)
@@ -54,8 +54,8 @@ def linearize(process: Process, y_s: State, s, *, expand: str = "t", ito: bool =
 
         return Affine(moving, constant_matrix=False, structure=structure)
 
-    b0, A = structure.jacobian(lambda y: process.drift(y, s), y_s)
-    _, b1 = jax.jvp(lambda tau: structure.split(process.drift(y_s, tau)), (s,), (jnp.ones_like(s),))
+    b0, A = structure.jacobian(lambda y: process.f(y, s), y_s)
+    _, b1 = jax.jvp(lambda tau: structure.split(process.f(y_s, tau)), (s,), (jnp.ones_like(s),))
     if ito:
         b1 = b1 + 0.5 * _curvature(process, structure, y_s, s, process.g(s).astype(y_s.dtype))
     return Affine(lambda tau: (A, b0 + (tau - s) * b1), constant_matrix=True, structure=structure)
@@ -66,7 +66,7 @@ def _curvature(process: Process, structure: AbstractStructure, y: State, t, g: A
 
     def second(v):
         def first(y):
-            return jax.jvp(lambda x: process.drift(x, t), (y,), (v,))[1]
+            return jax.jvp(lambda x: process.f(x, t), (y,), (v,))[1]
 
         return jax.jvp(first, (y,), (v,))[1]
 

@@ -94,7 +94,7 @@ BetaLike = Any
 """An `AbstractBeta`, or any function of t."""
 
 
-def langevin(prior, beta: BetaLike = None, *, t1: float | None = None) -> Process:
+def langevin(prior, beta: BetaLike = None, *, t1: float | None = None, structure: str | None = None) -> Process:
     """Langevin dynamics whose stationary law is `prior`, run at the speed `beta` (default: 0.1 to 10, linear).
 
         process = langevin(numpyro.distributions.Logistic(0.0, 1.0))
@@ -110,7 +110,7 @@ def langevin(prior, beta: BetaLike = None, *, t1: float | None = None) -> Proces
     def drift(y, t):
         return rate(t) * stationary_score(y)
 
-    return Process(drift, lambda t: jnp.sqrt(2.0 * rate(t)), t1)
+    return Process(drift, lambda t: jnp.sqrt(2.0 * rate(t)), t1, structure=structure)
 
 
 def vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
@@ -142,7 +142,7 @@ def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Proces
     return Process(lambda y, t: jnp.zeros_like(y), diffusion, t1, structure="elementwise")
 
 
-def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None) -> Process:
+def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None, structure: str | None = None) -> Process:
     """Critically-damped Langevin diffusion of Dockhorn et al. (2022), state (2, *pixels) = (x, v).
 
     `dx = β v/M dt`, `dv = β (−x − Γ v/M) dt + √(2Γβ) dw`, `Γ² = 4M`; stationary law x ~ N(0,1), v ~ N(0,M).
@@ -159,10 +159,10 @@ def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None) -
         b = rate(t)
         return jnp.stack([jnp.zeros_like(b), jnp.sqrt(2.0 * gamma * b)])
 
-    return Process(drift, diffusion, t1)
+    return Process(drift, diffusion, t1, structure=structure)
 
 
-def linear(matrix, diffusion, *, t1: float, offset=None) -> Process:
+def linear(matrix, diffusion, *, t1: float, offset=None, structure: str | None = None) -> Process:
     """`dy = (A(t) y + c(t)) dt + g(t) dw` from its matrices, each an array or a function of t.
 
     process = linear(jnp.array([[0.0, 1.0], [-1.0, -0.5]]), jnp.array([0.0, 1.0]), t1=10.0)
@@ -173,7 +173,7 @@ def linear(matrix, diffusion, *, t1: float, offset=None) -> Process:
         raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
     if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
         raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
-    return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1)
+    return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1, structure=structure)
 
 
 def _function_of_time(value):

@@ -69,8 +69,7 @@ class Process(eqx.Module):
         self.diffusion = diffusion
         self.t1 = float(t1)
         self.structure = structure  # pyright: ignore[reportAttributeAccessIssue]
-        for t in (0.0, self.t1):
-            _check_finite_noise(self, t)
+        _check_finite_noise(self)
 
     @property
     def constant_noise(self) -> bool:
@@ -81,6 +80,10 @@ class Process(eqx.Module):
         """The diffusion at time `t`."""
         g = self.diffusion(jnp.asarray(t, float)) if callable(self.diffusion) else self.diffusion
         return jnp.asarray(g) * 1.0  # integers become floats
+
+    def f(self, y: State, t) -> State:
+        """The drift at (y, t), in the precision of the state."""
+        return jnp.asarray(self.drift(y, t)).astype(y.dtype)
 
     def noise_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one Brownian increment for a state of `shape`."""
@@ -137,7 +140,7 @@ class Process(eqx.Module):
             return
         if not bool(jnp.all(jnp.isfinite(y))):
             raise ValueError(f"the state is not finite: y={np.asarray(y)}.")
-        value = self.drift(y, t)
+        value = self.f(y, t)
         if is_concrete(value) and not bool(jnp.all(jnp.isfinite(value))):
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(value)))[0])
             raise ValueError(
@@ -154,14 +157,7 @@ class Process(eqx.Module):
         except TypeError:  # a drift that cannot be hashed, e.g. a module holding arrays
             known = {}
         if (g_shape, shape) not in known:
-            try:
-                with jax.ensure_compile_time_eval():
-                    known[g_shape, shape] = infer(self.drift, g_shape, shape, self.t1)
-            except jax.errors.TracerBoolConversionError as error:
-                raise ValueError(
-                    "the drift's structure cannot be inferred while its parameters are being traced. Declare it: "
-                    f"Process(..., structure=...), one of {', '.join(STRUCTURES)}."
-                ) from error
+            known[g_shape, shape] = infer(self.drift, g_shape, shape)
         return known[g_shape, shape]
 
 
@@ -179,11 +175,15 @@ def _signature(fun: Callable) -> str:
     return f"{getattr(fun, '__name__', type(fun).__name__)}{inspect.signature(fun)}"
 
 
-def _check_finite_noise(process: Process, t: float) -> None:
+def _check_finite_noise(process: Process) -> None:
+    times = np.linspace(0.0, process.t1, 33) if callable(process.diffusion) else [0.0]
     with jax.ensure_compile_time_eval():
-        g = process.g(t)
-    if is_concrete(g) and not bool(jnp.all(jnp.isfinite(g))):
-        raise ValueError(
-            f"diffusion is not finite at t={t}: g={np.asarray(g)}. Schedules that are singular at the end need t1 "
-            "before it, e.g. t1=0.999 for β = 1/(1−t)."
-        )
+        values = [process.g(t) for t in times]
+    if not is_concrete(values):
+        return
+    for t, g in zip(times, values, strict=True):
+        if not np.all(np.isfinite(np.asarray(g))):
+            raise ValueError(
+                f"diffusion is not finite at t={t:g}: g={np.asarray(g)}. Is it the root of a negative rate? A schedule "
+                "that is singular at its end needs t1 before it, e.g. t1=0.999 for β = 1/(1−t)."
+            )

@@ -1,6 +1,7 @@
 """Schedules s(t), 0 ≤ s(t) < t: from which earlier time the kernel to time t is taken.
 
-`ScheduledPairs`: `∫_s^t g² = λ` (for a matrix g: `max_ij ∫ |Q_ij| = λ`), s = 0 where the whole integral is less.
+`ScheduledPairs`: `∫_s^t g² = λ`, s = 0 where the whole integral is less. For a matrix g it is `max_ij ∫ |Q_ij| = λ`;
+since `|Q_ij| ≤ √(Q_ii Q_jj)` the largest is always a diagonal entry, `max_i ∫ Q_ii`.
 λ is on `∫g²`, so a Langevin process with `g² = 2β` has `∫β = λ/2`.
 
 The error of the linearization on [s, t] is bounded by (Lemma 2 of the paper; the operator is taken at τ)
@@ -20,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._types import PRNGKey
-from .errors import check_count, check_positive
+from .errors import check_count, check_positive, is_concrete
 from .linearize import linearize
 from .process import Process
 from .simulate import initial_states, simulate
@@ -28,6 +29,7 @@ from .structure import Elementwise
 
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(8))
 _NODES = _NODES + 0.5
+MAX_PANELS = 1 << 14
 
 
 class AbstractSchedule(eqx.Module):
@@ -63,7 +65,7 @@ class ScheduledPairs(AbstractSchedule):
         s = ScheduledPairs(process, lam=1e-2)
         s(0.5)
 
-    `G(t) = ∫_0^t |Q_ij|` is tabulated once, on panels refined until each is resolved by eight Gauss nodes; s(t) is
+    `G(t) = ∫_0^t Q_ii` is tabulated once, on panels refined until each is resolved by eight Gauss nodes; s(t) is
     then found in its panel by Newton's method, so it is as accurate as the arithmetic whatever g is.
     """
 
@@ -77,11 +79,16 @@ class ScheduledPairs(AbstractSchedule):
         check_positive("lam", lam, why="It is the integral of g² from s to t.")
         self.lam = jnp.asarray(lam, float)
         self.process = process
-        edges, totals, self.entries = _tabulate(process)
+        with jax.ensure_compile_time_eval():
+            edges, totals, self.entries = _tabulate(process)
         self.edges, self.totals = jnp.asarray(edges, float), jnp.asarray(totals, float)
 
     def __call__(self, t):
-        t = jnp.asarray(t, float)
+        if is_concrete(t) and np.any(np.asarray(t) > self.process.t1 * (1 + 1e-6)):
+            raise ValueError(f"t={t} is after the end of the process, t1={self.process.t1}.")
+        return jnp.vectorize(self._one)(jnp.asarray(t, float))
+
+    def _one(self, t):
         panel = jnp.clip(jnp.searchsorted(self.edges, t, side="right") - 1, 0, len(self.edges) - 2)
         target = self.totals[panel] + self._integral(self.edges[panel], t) - self.lam
         s = jnp.max(jax.vmap(self._invert, in_axes=(0, 1, 0))(target, self.totals, jnp.arange(len(target))))
@@ -136,15 +143,16 @@ class ScheduledPairs(AbstractSchedule):
             return jnp.max(kl_bound(process, pairs, y0, times, key=key, n=n, expand=expand, ito=ito).bound)
 
         def acceptable(lam):
-            return float(worst(pairs, jnp.asarray(lam, float))) <= tol
+            bound = float(worst(pairs, jnp.asarray(lam, float)))
+            if np.isnan(bound):
+                raise ValueError("the KL bound is not finite: some simulated paths leave the domain of the drift.")
+            return bound <= tol
 
         if acceptable(upper):
             return cls(process, upper)
-        lower = 1e-5 * upper
+        lower = 1e-6 * upper
         if not acceptable(lower):
-            raise ValueError(
-                f"tol={tol} cannot be met: even λ={lower:.1e} has a larger bound. Allow a larger tol, or ito=True."
-            )
+            raise ValueError(f"tol={tol} is not met by any λ down to {lower:.1e}. Allow a larger tol, or use ito=True.")
         while upper / lower > 1.01:
             middle = np.sqrt(lower * upper)
             lower, upper = (middle, upper) if acceptable(middle) else (lower, middle)
@@ -188,13 +196,13 @@ def kl_bound(
         s = schedule(t).astype(y.dtype)
         y_s = simulate(process, y, s[None], key=first)[0]
         taus = s + (t - s) * nodes
-        inside = simulate(process, y_s, taus, key=second, t0=s, steps=2)
+        inside = simulate(process, y_s, taus, key=second, t0=s)
         affine = linearize(process, y_s, s, expand=expand, ito=ito)
 
         def squared(tau, y):
             structure = affine.structure
             A, b = affine.coefficients(tau)
-            exact = structure.split(process.drift(y, tau))
+            exact = structure.split(process.f(y, tau))
             wrong = exact - structure.matvec(A, structure.split(y - y_s)) - b
             Q = structure.noise_cov(process.g(tau).astype(y.dtype))
             if isinstance(structure, Elementwise):
@@ -225,15 +233,22 @@ def _check_invertible(process: Process, shape: tuple[int, ...]) -> None:
 
 
 def _entries(process: Process, tau) -> Array:
-    """The distinct places of |Q|: g² for a scalar or diagonal g, the upper triangle of |g gᵀ| for a matrix."""
+    """The diagonal of Q."""
     g = process.g(tau)
-    if g.ndim == 2:
-        return jnp.abs(g @ g.T)[np.triu_indices(g.shape[0])]
-    return jnp.ravel(g**2)
+    return jnp.sum(g**2, axis=1) if g.ndim == 2 else jnp.ravel(g**2)
+
+
+def _undominated(rows: np.ndarray) -> tuple[int, ...]:
+    """Rows that no other row exceeds everywhere: only these can have the largest integral."""
+    kept: list[int] = []
+    for i in np.argsort(-rows.sum(axis=1), kind="stable"):
+        if not any(np.all(rows[i] <= rows[k]) for k in kept):
+            kept.append(int(i))
+    return tuple(kept)
 
 
 def _tabulate(process: Process) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Panel edges, the integral of each entry of |Q| up to each edge, and which entries are kept."""
+    """Panel edges, the integral of each entry of Q up to each edge, and which entries are kept."""
     evaluate = jax.jit(jax.vmap(lambda tau: _entries(process, tau)))
     chunk = 2048
 
@@ -246,18 +261,16 @@ def _tabulate(process: Process) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]
         a, b = edges[:-1, None], edges[1:, None]
         return (b - a) * np.einsum("n,pne->pe", _WEIGHTS, values(a + (b - a) * _NODES))
 
-    # Entries that agree at all probed times are one and the same.
-    probes = np.round(values(process.t1 * np.linspace(0.0, 1.0, 257)), 12)
-    _, entries = np.unique(probes, axis=1, return_index=True)
-    entries = tuple(int(i) for i in np.sort(entries))
+    probes = values(process.t1 * np.linspace(0.0, 1.0, 257))
     if not np.all(np.isfinite(probes)):
         raise ValueError("diffusion is not finite everywhere on [0, t1]; choose t1 before its singularity.")
     if not np.any(probes > 0):
         raise ValueError("diffusion is zero on all of [0, t1]: there is no noise to schedule.")
+    entries = _undominated(probes.T)
 
     precision = 1e-11 if jax.config.jax_enable_x64 else 1e-5  # pyright: ignore[reportAttributeAccessIssue]
     edges = process.t1 * np.linspace(0.0, 1.0, 65)
-    for _ in range(28):
+    while len(edges) < MAX_PANELS:
         halved = np.stack([edges[:-1], 0.5 * (edges[:-1] + edges[1:])], axis=1)
         fine = np.append(halved.ravel(), edges[-1])
         halves = integrals(fine)[:, entries].reshape(-1, 2, len(entries))
@@ -266,7 +279,7 @@ def _tabulate(process: Process) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]
         rough = np.abs(whole - halves.sum(1)) > precision * np.maximum(whole, precision * scale)
         # Newton's method starts well when g² changes little over a panel, or the panel hardly counts.
         uneven = (halves.max(1) > 1.5 * halves.min(1)) & (whole > 1e-3 * precision * scale)
-        split = np.any(rough | uneven, axis=1)
+        split = np.any(rough | uneven, axis=1) & (np.diff(edges) > 1e-9 * process.t1)
         if not split.any():
             break
         edges = np.sort(np.append(edges, halved[split, 1]))

@@ -15,17 +15,22 @@ noise, its sixth is 13.4 (Gaussian 15, three-point 9), and since its probabiliti
 
 **Steps.** With `steps`, each interval between requested times is cut into that many. Without, they follow from
 `tol`, after Lamba (2003): h is chosen at the current state before the noise is drawn, so accepting or rejecting it
-does not bias the noise. The drift may change over a step, along itself and one random noise displacement ζ, by
+does not bias the noise. With the displacements `h f` by the drift and `√h g ζ` by noise of random signs ζ, the drift
+may change over a step, in every coordinate i, by
 
-    ½ |f(y + h f + √h g ζ, t+h) − f(y,t)|  ≤  η ( |f| + |g|/√h )
+    ½h |f(y + h f, t+h) − f|_i   ≤  η (h|f_i| + √h|g_i| + η|y_i|)
+    ½h |f(y + √h g ζ, t) − f|_i  ≤  η (h|f_i| + √h|g_i|),    with + |y_i| where noise does not enter,
 
-(root mean squares), η = tol for order 1 and √tol for order 2; the relative weak error is then about tol.
+η = tol for order 1, √tol for order 2; the root mean square over i of left over right side must not exceed 1. In a
+system that forgets as fast as it moves the relative weak error is then about tol. Errors of a weakly damped oscillator
+add up over the periods it remembers; there it is a few times larger.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax
@@ -58,7 +63,7 @@ def _euler(process: Process, y: State, f: State, t, h, dw: Array) -> State:
 
 def _heun(process: Process, y: State, f: State, t, h, dw: Array) -> State:
     noise = process.diffuse(t + 0.5 * h, dw, y.shape)
-    return y + 0.5 * h * (f + process.drift(y + h * f + noise, t + h)) + noise
+    return y + 0.5 * h * (f + process.f(y + h * f + noise, t + h)) + noise
 
 
 class _Scheme(NamedTuple):
@@ -81,9 +86,9 @@ def simulate(
     times: StateLike,
     *,
     key: PRNGKey,
-    solver: str | diffrax.AbstractSolver = "weak2",
+    solver: str | diffrax.AbstractSolver | type = "weak2",
     steps: int | None = None,
-    tol: float = 1e-3,
+    tol: float | None = None,
     t0: ArrayLike = 0.0,
     differentiable: bool = False,
 ) -> Float[Array, " times ..."]:
@@ -96,41 +101,49 @@ def simulate(
 
     - `times`: increasing, within [t0, t1].
     - `solver`: "weak2" (the default: correct in law), "heun", "euler", "lamba", or any diffrax solver object.
-    - `steps`: a fixed number of steps in each interval between consecutive times. By default steps are chosen
-      from `tol`, the relative weak error aimed at.
+    - `steps`: a fixed number of steps in each interval between consecutive times.
+    - `tol`: without `steps`, they are chosen so that the relative weak error is about `tol` (default 10⁻³).
     - `differentiable`: let reverse-mode gradients through. They need fixed `steps`; by default the path is a
       constant for differentiation.
     """
     y0 = as_floating(y0)
     times = _check_times(process, times, t0)
     process.check(y0, t0)
+    if isinstance(solver, type):
+        raise ValueError(f"solver={solver.__name__} is a class: pass an instance, {solver.__name__}().")
+    if isinstance(solver, str) and solver not in SOLVERS:
+        raise unknown_name("solver", solver, SOLVERS)
     if steps is not None:
         check_count("steps", steps)
-    check_positive("tol", tol)
-    if isinstance(solver, diffrax.AbstractSolver):
-        advance = _diffrax(process, solver, y0, key, t0, steps, tol, differentiable)
-    elif solver in SOLVERS:
-        if solver == "lamba" and steps is not None:
+        if tol is not None:
+            raise ValueError(f"steps={steps} and tol={tol} exclude each other: steps are fixed, or follow from tol.")
+        if solver == "lamba":
             raise ValueError(f'solver="lamba" chooses its own steps; give tol instead of steps={steps}, or "euler".')
-        if differentiable and steps is None:
-            raise ValueError("differentiable=True needs a fixed number of steps: give steps=...")
-        advance = (
-            _adaptive(process, SOLVERS[solver], float(tol))
-            if steps is None
-            else _fixed(process, SOLVERS[solver], steps)
-        )
+    elif differentiable and isinstance(solver, str):
+        raise ValueError("differentiable=True needs a fixed number of steps: give steps=...")
+    tol = 1e-3 if tol is None else tol
+    check_positive("tol", tol)
+    path = _simulate(process, y0, times.astype(y0.dtype), key, solver, steps, float(tol), t0, differentiable)
+    return path if differentiable else jax.lax.stop_gradient(path)
+
+
+@eqx.filter_jit
+def _simulate(process, y0, times, key, solver, steps, tol, t0, differentiable) -> Array:
+    if not isinstance(solver, str):
+        advance = _diffrax(process, solver, y0, key, t0, steps, tol, differentiable)
+    elif steps is None:
+        advance = _adaptive(process, SOLVERS[solver], tol)
     else:
-        raise unknown_name("solver", solver, SOLVERS)
+        advance = _fixed(process, SOLVERS[solver], steps)
 
     def interval(y, inputs):
         start, end, key = inputs
         y = advance(y, start, end, key)
         return y, y
 
-    times = times.astype(y0.dtype)
     starts = jnp.concatenate([jnp.asarray(t0, y0.dtype)[None], times[:-1]])
     _, path = jax.lax.scan(interval, y0, (starts, times, jax.random.split(key, len(times))))
-    return path if differentiable else jax.lax.stop_gradient(path)
+    return path
 
 
 def _fixed(process: Process, scheme: _Scheme, steps: int) -> Callable:
@@ -141,7 +154,7 @@ def _fixed(process: Process, scheme: _Scheme, steps: int) -> Callable:
         def step(y, inputs):
             i, dw = inputs
             t = start + i * h
-            return scheme.step(process, y, process.drift(y, t), t, h, dw), None
+            return scheme.step(process, y, process.f(y, t), t, h, dw), None
 
         def run(y, first, count, key):
             noise = jnp.sqrt(h) * scheme.noise(key, (count, *shape), y.dtype)
@@ -163,26 +176,25 @@ def _fixed(process: Process, scheme: _Scheme, steps: int) -> Callable:
 def _adaptive(process: Process, scheme: _Scheme, tol: float) -> Callable:
     eta = tol ** (1.0 / scheme.order)
 
-    def rms(x):
-        return jnp.sqrt(jnp.mean(x**2))
-
     def advance(y, start, end, key):
         shape = process.noise_shape(y.shape)
+        tiny = jnp.finfo(y.dtype).tiny
         shortest = jnp.maximum(1e-7 * (end - start), 8 * jnp.finfo(y.dtype).eps * jnp.abs(end))
 
         def body(carry):
             y, t, h, i, done = carry
-            last = h >= end - t
+            last = ~(h < end - t)
             h = jnp.minimum(h, end - t)
-            f = process.drift(y, t)
+            f = process.f(y, t)
             look_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
-            zeta = jax.random.rademacher(look_key, shape, y.dtype)
-            kick = process.diffuse(t, zeta, y.shape)
-            change = rms(process.drift(y + h * f + jnp.sqrt(h) * kick, t + h) - f)
-            size = rms(f) * jnp.sqrt(h) + rms(kick)
-            excess = 0.5 * change * jnp.sqrt(h) / (eta * jnp.maximum(size, jnp.finfo(y.dtype).tiny))
+            kick = process.diffuse(t, jax.random.rademacher(look_key, shape, y.dtype), y.shape)
+            moved = h * jnp.abs(f) + jnp.sqrt(h) * jnp.abs(kick)
+            by_drift = jnp.abs(process.f(y + h * f, t + h) - f) / jnp.maximum(moved + eta * jnp.abs(y), tiny)
+            unkicked = jnp.where(kick == 0, jnp.abs(y), 0.0)
+            by_noise = jnp.abs(process.f(y + jnp.sqrt(h) * kick, t) - f) / jnp.maximum(moved + unkicked, tiny)
+            excess = 0.5 * h / eta * jnp.sqrt(jnp.maximum(jnp.mean(by_drift**2), jnp.mean(by_noise**2)))
             # Written so that a NaN is accepted: a state that is lost must not stop the loop from ending.
-            accept = ~(excess > 1.0) | (h <= shortest)
+            accept = ~(excess > 1.0) | ~(h > shortest)
             dw = jnp.sqrt(h) * scheme.noise(noise_key, shape, y.dtype)
             y = jnp.where(accept, scheme.step(process, y, f, t, h, dw), y)
             t = jnp.where(accept, t + h, t)
@@ -190,7 +202,7 @@ def _adaptive(process: Process, scheme: _Scheme, tol: float) -> Callable:
             return y, t, jnp.maximum(h * factor, shortest), i + 1, done | (accept & last)
 
         first = (end - start) / 16
-        return jax.lax.while_loop(lambda carry: ~carry[4], body, (y, start, first, 0, end <= start))[0]
+        return jax.lax.while_loop(lambda carry: ~carry[4], body, (y, start, first, 0, ~(end > start)))[0]
 
     return advance
 
@@ -222,7 +234,7 @@ def _diffrax(process, solver, y0, key, t0, steps, tol, differentiable) -> Callab
     )
 
     terms = diffrax.MultiTerm(
-        diffrax.ODETerm(lambda t, y, args: process.drift(y, t)), diffrax.ControlTerm(diffusion, brownian)
+        diffrax.ODETerm(lambda t, y, args: process.f(y, t)), diffrax.ControlTerm(diffusion, brownian)
     )
     controller = diffrax.PIDController(rtol=tol, atol=tol) if steps is None else diffrax.ConstantStepSize()
     adjoint = diffrax.RecursiveCheckpointAdjoint() if differentiable else diffrax.ForwardMode()
@@ -251,7 +263,7 @@ def _check_times(process: Process, times, t0) -> Array:
         raise ValueError(f"times has shape {times.shape}; it must be a list of at least one time, e.g. [{t0}, 1.0].")
     if is_concrete(times, t0):
         values = np.asarray(times)
-        if values[0] < t0 or np.any(np.diff(values) < 0):
+        if not (values[0] >= t0 and np.all(np.diff(values) >= 0)):  # also when one is NaN
             raise ValueError(f"times={values} must increase and not begin before t0={t0}.")
         if t0 < 0 or values[-1] > process.t1 * (1 + 1e-6):
             raise ValueError(

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ._types import StructureName
+from .coupling import marked_outputs
 
 MAX_DENSE = 1024
 """Largest number of coordinates for which a dense Jacobian is formed without being asked for by name."""
@@ -220,11 +221,15 @@ def noise_kind(g_shape: tuple[int, ...], shape: tuple[int, ...]) -> str:
         return "diagonal"
     if len(g_shape) == 2 and shape and g_shape[0] in (shape[0], math.prod(shape)):
         return "matrix"
-    first = shape[0] if shape else 1
-    raise ValueError(
-        f"diffusion of shape {g_shape} does not fit a state of shape {shape}. Expected a number, a diagonal of "
-        f"shape {shape}{f' or {shape[:1]}' if len(shape) > 1 else ''}, or a matrix of shape ({first}, m)."
-    )
+    fits = ["a number"]
+    if shape:
+        fits.append(f"one entry for each index of the first axis, {shape[:1]}")
+        fits.append(f"a matrix ({shape[0]}, m)")
+    if len(shape) > 1:
+        fits.append(f"a matrix over the raveled state, ({math.prod(shape)}, m)")
+    if len(shape) > 2:
+        fits.append(f"a diagonal {shape}")
+    raise ValueError(f"diffusion of shape {g_shape} does not fit a state of shape {shape}. Expected {'; '.join(fits)}.")
 
 
 def expand_noise(g: Array, shape: tuple[int, ...]) -> Array:
@@ -232,46 +237,28 @@ def expand_noise(g: Array, shape: tuple[int, ...]) -> Array:
     return g.reshape(*g.shape, *(1 for _ in shape[1:])) if g.ndim == 1 else g
 
 
-def infer(drift: Callable, g_shape: tuple[int, ...], shape: tuple[int, ...], t1: float) -> StructureName:
-    """The least coupled structure that the drift and the noise allow.
+def infer(drift: Callable, g_shape: tuple[int, ...], shape: tuple[int, ...]) -> StructureName:
+    """The least coupled structure that the drift and the noise allow, at every state and time.
 
-    The coordinates are numbered and each binary digit of the number splits them in two halves, so that any two
-    coordinates are parted by some digit. A tangent that vanishes on one half must leave the drift's derivative on
-    that half *exactly* zero; this holds in floating point for every drift that does not couple the halves, so no
-    tolerance enters and an arbitrarily weak coupling is seen. Checked at a few random states and times.
+    The coordinates are numbered, and each binary digit of the number splits them in two halves, so that any two
+    coordinates are parted by some digit. If no half reaches the other through the drift, no two are coupled.
     """
     kind = noise_kind(g_shape, shape)
-    if kind != "matrix" and _parted(drift, shape, t1, sites=math.prod(shape)):
+    if kind != "matrix" and _parted(drift, shape, sites=math.prod(shape)):
         return "elementwise"
     per_channel = kind != "matrix" or g_shape[0] == shape[0]
-    if len(shape) > 1 and per_channel and _parted(drift, shape, t1, sites=math.prod(shape[1:])):
+    if len(shape) > 1 and per_channel and _parted(drift, shape, sites=math.prod(shape[1:])):
         return "blocks"
     return "dense"
 
 
-def _parted(drift: Callable, shape: tuple[int, ...], t1: float, *, sites: int) -> bool:
+def _parted(drift: Callable, shape: tuple[int, ...], *, sites: int) -> bool:
     """True when the drift couples no two sites (sites = d: coordinates; sites = pixels: pixels)."""
     if sites == 1:
         return True
     digits = (np.arange(sites)[None] >> np.arange((sites - 1).bit_length())[:, None]) & 1
-    masks = np.concatenate([digits, 1 - digits])  # (n, sites)
-    masks = np.broadcast_to(masks[:, None], (len(masks), math.prod(shape) // sites, sites))
-    masks = masks.reshape(len(masks), *shape).astype(bool)
-    rng = np.random.default_rng(0)
-    finite = False
-    for scale, fraction in ((1.0, 0.37), (0.3, 0.71), (2.0, 0.11)):
-        y = jnp.asarray(scale * rng.standard_normal(shape), float)
-        tangents = jnp.asarray(np.where(masks, rng.standard_normal(masks.shape), 0.0), float)
-        _, pushforward = jax.linearize(lambda x, t=fraction * t1: drift(x, t), y)
-        leak = jnp.where(jnp.asarray(masks), 0.0, jax.vmap(pushforward)(tangents))
-        if not bool(jnp.all(jnp.isfinite(leak))):
-            continue
-        finite = True
-        if bool(jnp.any(leak != 0)):
-            return False
-    if not finite:
-        raise ValueError(
-            "the drift's derivative is not finite at any of the random states that were tried, so its structure "
-            f"cannot be inferred. Declare it: Process(..., structure=...), one of {', '.join(STRUCTURES)}."
-        )
-    return True
+    masks = np.concatenate([digits, 1 - digits]).astype(bool)  # (n, sites)
+    masks = np.broadcast_to(masks[:, None], (len(masks), math.prod(shape) // sites, sites)).reshape(-1, *shape)
+    example = (jax.ShapeDtypeStruct(shape, float), jax.ShapeDtypeStruct((), float))
+    reached = marked_outputs(drift, example, list(masks))
+    return all(not np.any(out & ~mask) for out, mask in zip(reached, masks, strict=True))

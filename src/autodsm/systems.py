@@ -45,10 +45,11 @@ def double_well(dim: int = 1, *, noise: float = 0.7, mean0: float = 0.0, std0: f
     return System(Process(lambda y, t: y - y**3, noise, t1), _gaussian((dim,), mean0, std0), (dim,))
 
 
-def swimmer(*, gamma: float = 0.1, D: float = 1.0, t1: float = 5.0) -> System:
-    """Active swimmer: `dx = (−x³ + v) dt`, `dv = −γ v dt + √(2γD) dw`, from `x_0, v_0 ~ N(0, 1)`.
+def swimmer(*, gamma: float = 0.1, D: float = 1.0, mean0: float = 0.0, std0: float = 1.0, t1: float = 5.0) -> System:
+    """Active swimmer: `dx = (−x³ + v) dt`, `dv = −γ v dt + √(2γD) dw`, from
+    `x_0, v_0 ~ N(mean0, std0²)`.
 
-    State (x, v). There is no noise in x. With D = 1, v is stationary: v ~ N(0, 1) at all times.
+    State (x, v). There is no noise in x. With the defaults v is stationary: v ~ N(0, 1) at all times.
     """
     check_positive("gamma", gamma)
     check_positive("D", D)
@@ -58,7 +59,7 @@ def swimmer(*, gamma: float = 0.1, D: float = 1.0, t1: float = 5.0) -> System:
         return jnp.stack([-(x**3) + v, -gamma * v])
 
     g = np.array([0.0, np.sqrt(2.0 * gamma * D)])
-    return System(Process(drift, g, t1), _gaussian((2,), 0.0, 1.0), (2,))
+    return System(Process(drift, g, t1), _gaussian((2,), mean0, std0), (2,))
 
 
 def particles(
@@ -71,13 +72,14 @@ def particles(
     D: float = 0.25,
     gamma: float = 5.0,
     exponent: float = 1.0,
+    mean0: float = 0.0,
     std0: float = 0.5,
     t1: float = 10.0,
 ) -> System:
     """Repelling particles in the plane, dragged by a moving quartic trap; state (n, 2).
 
     `dy_i = 4B (β_t − y_i) |y_i − β_t|² dt + A/(n r²) Σ_j (y_i − y_j) exp(−c |y_i − y_j|²/(2r²)) dt + √(2D) dw`,
-    `β_t = a (cos πωt, sin πωt)`, `B = D/R²`, `R = √(γ n) r`, from `y_i ~ N(0, std0²)`.
+    `β_t = a (cos πωt, sin πωt)`, `B = D/R²`, `R = √(γ n) r`, from `y_i ~ N(mean0, std0²)`.
 
     `exponent` is c: 1 makes the repulsion the gradient of a Gaussian bump; the published value is 2.
     """
@@ -92,7 +94,7 @@ def particles(
         weight = jnp.exp(-exponent * jnp.sum(apart**2, axis=-1, keepdims=True) / (2.0 * r**2))
         return pull + A / (n * r**2) * jnp.sum(apart * weight, axis=1)
 
-    return System(Process(drift, np.sqrt(2.0 * D), t1), _gaussian((n, 2), 0.0, std0), (n, 2))
+    return System(Process(drift, np.sqrt(2.0 * D), t1), _gaussian((n, 2), mean0, std0), (n, 2))
 
 
 def harmonic_particles(
