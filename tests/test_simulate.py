@@ -86,10 +86,11 @@ def test_adaptive_error_follows_tolerance(solver):
     fine = moments(solver="weak2", steps=2000, seed=1)
     errors = [np.linalg.norm(moments(solver=solver, tol=tol) - fine) for tol in tolerances]
     floor = 4 * np.sqrt(2 * 1.5 / n)  # four standard errors
-    assert min(errors) > floor / 4
     assert all(error < 1.5 * tol + floor for error, tol in zip(errors, tolerances, strict=True)), errors
-    slope = np.polyfit(np.log(tolerances[:3]), np.log(errors[:3]), 1)[0]
-    assert 0.6 < slope < 2.0, errors
+    seen = [(tol, error) for tol, error in zip(tolerances, errors, strict=True) if error > floor]
+    assert len(seen) > 1
+    slope = np.polyfit(*np.log(seen).T, 1)[0]
+    assert slope > 0.6, errors
 
 
 @pytest.mark.parametrize(("omega", "gamma"), [(10.0, 0.1), (3.0, 0.1)])
