@@ -21,6 +21,7 @@ ORDER = [
     "priors",
     "systems",
     "linearize",
+    "moments",
     "kernel",
     "simulate",
     "schedule",

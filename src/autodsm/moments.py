@@ -1,0 +1,204 @@
+"""Moments of an affine process `u' = A(τ) u + b(τ)` with noise covariance `Q(τ)`, from u(s) = 0 to time t.
+
+    flow   Φ(t,s),  ∂Φ/∂t = A Φ
+    shift  ∫ Φ(t,τ) b(τ) dτ
+    cov    P = ∫ Φ(t,τ) Q(τ) Φ(t,τ)ᵀ dτ
+
+[s, t] is cut into steps that resolve the coefficients; a short interval takes one. On a step, A, b and Q
+are known at n Gauss–Legendre nodes, which leaves an error of order 2n at the step's end and none for polynomials.
+Elementwise drifts (n = 8) use the integrals above with `Φ = exp ∫A`. For matrices (n = 4) the interpolated linear
+equations for Φ, u and P are summed as power series. A is never inverted, so it may be singular; P is built from
+`P' = AP + PAᵀ + Q` alone, so it keeps its relative accuracy when its entries differ by many orders (the swimmer:
+h³ against h), and nothing overflows for stiff contraction.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from .linearize import Affine
+from .process import Process
+from .structure import AbstractStructure, Elementwise
+
+_ROUGH = 1e-4  # largest share of the interpolant's last Legendre terms that counts as resolved
+
+
+class _Rule(NamedTuple):
+    """Gauss–Legendre nodes on [0, 1], and what is derived from values at them."""
+
+    nodes: np.ndarray
+    weights: np.ndarray
+    to_end: np.ndarray
+    """`to_end @ values` is the integral of the interpolant from each node to 1."""
+    to_monomials: np.ndarray
+    last_terms: np.ndarray
+    """`last_terms @ values` are the interpolant's last two Legendre coefficients, one even and one odd. The first is
+    scaled so that for an exponential both reach `_ROUGH` together: `c_k ≈ κᵏ/(2k−1)!!`."""
+
+    @classmethod
+    def of(cls, n: int) -> "_Rule":
+        x, w = np.polynomial.legendre.leggauss(n)
+        nodes, weights = 0.5 * (x + 1.0), 0.5 * w
+        to_monomials = np.linalg.inv(np.vander(nodes, increasing=True))
+        powers = np.arange(1, n + 1)
+        to_end = (1.0 - nodes[:, None] ** powers) / powers @ to_monomials
+        terms = np.polynomial.legendre.legval(x, np.eye(n)[-2:].T) * weights * np.array([[2 * n - 3], [2 * n - 1]])
+        kappa = (_ROUGH * np.prod(np.arange(1, 2 * n - 2, 2.0))) ** (1 / (n - 1))
+        return cls(nodes, weights, to_end, to_monomials, terms * np.array([[kappa / (2 * n - 3)], [1.0]]))
+
+
+_SCALAR_RULE, _MATRIX_RULE = _Rule.of(8), _Rule.of(4)
+_SCALAR_REACH, _MATRIX_REACH = 2.0, 0.5  # largest ‖δA‖ of a step
+
+
+class AffineMoments(NamedTuple):
+    """What an affine process does on an interval, in layout: `u ↦ Φ u + shift`, plus noise of covariance cov."""
+
+    flow: Array
+    shift: Array
+    cov: Array
+
+
+def affine_moments(process: Process, affine: Affine, s: Array, t: Array) -> AffineMoments:
+    """Φ, ∫Φb and ∫ΦQΦᵀ over [s, t], in as many steps as the coefficients need.
+
+    NaN where there is no answer: t ≤ s, coefficients that are not finite, or more than 5·10⁴ e-folds of contraction.
+    """
+    structure, dtype = affine.structure, s.dtype
+    scalar = isinstance(structure, Elementwise)
+    rule, reach = (_SCALAR_RULE, _SCALAR_REACH) if scalar else (_MATRIX_RULE, _MATRIX_REACH)
+    span = t - s
+    # Coefficients that vary are looked at in 32 places over the time span at least, lest a pulse be missed.
+    varying = not (affine.constant_matrix and process.constant_noise)
+    longest = jnp.asarray(process.t1 * len(rule.nodes) / 32 if varying else jnp.inf, dtype)
+
+    def noise_cov(tau):
+        return structure.noise_cov(process.g(tau).astype(dtype))
+
+    def step(start, width) -> tuple[AffineMoments, Array, Array]:
+        nodes = s + (start + width * jnp.asarray(rule.nodes, dtype))
+        A, b = jax.vmap(affine.coefficients)(nodes)
+        size = width * jnp.max(jax.vmap(structure.norm)(A))
+        if process.constant_noise:
+            Q = noise_cov(s)[None]
+            rough = jnp.zeros((), dtype)
+        else:
+            Q = jax.vmap(noise_cov)(nodes)
+            rough = _roughness(rule, Q, _noise_scale(structure, Q))
+        rough = jnp.maximum(rough, _roughness(rule, b, _drift_scale(structure, b, Q, width)))
+        if affine.constant_matrix:
+            A = A[:1]
+        else:
+            rough = jnp.maximum(rough, jnp.minimum(size, 1.0) * _roughness(rule, A, jnp.max(jnp.abs(A))))
+        solve = _quadrature if scalar else _series
+        moments = solve(structure, width * A, width * b, width * Q)
+        # Above 1 the step is too long: for the reach, or (by a power of the width) for the interpolants.
+        return moments, size / reach, (rough / _ROUGH) ** (1.0 / (len(rule.nodes) - 1))
+
+    def body(carry):
+        start, width, done, total = carry
+        width = jnp.minimum(width, longest)
+        last = ~(width < span - start)
+        width = jnp.minimum(width, span - start)
+        moments, too_far, too_rough = step(start, width)
+        excess = jnp.maximum(too_far, too_rough)
+        # A NaN is accepted, or the loop would never end. So is a step that cannot be shortened further, across a jump
+        # of the coefficients; but if it is out of reach its result is wrong, and must not look right.
+        shortest = jnp.where(too_far > 1.0, 1e-5, 1e-4) * span
+        accept = ~(excess > 1.0) | ~(width > shortest)
+        moments = jax.tree.map(lambda x: jnp.where(accept & (too_far > 1.0), jnp.nan, x), moments)
+        combined = _after(structure, moments, total)
+        total = jax.tree.map(lambda new, old: jnp.where(accept, new, old), combined, total)
+        start = jnp.where(accept, start + width, start)
+        factor = jnp.nan_to_num(jnp.clip(0.9 / jnp.maximum(excess, 1e-3), 0.05, 4.0), nan=1.0)
+        return start, jnp.maximum(width * factor, shortest), done | (accept & last), total
+
+    unit = structure.identity(dtype)
+    nothing = AffineMoments(unit, structure.split(jnp.zeros(structure.shape, dtype)), jnp.zeros_like(unit))
+    *_, total = jax.lax.while_loop(lambda c: ~c[2], body, (jnp.zeros_like(s), span, ~(span > 0), nothing))
+    return jax.tree.map(lambda x: jnp.where(span > 0, x, jnp.nan), total)
+
+
+def _roughness(rule: _Rule, values: Array, floor: Array) -> Array:
+    """Size of the interpolant's last two terms, relative to the values, entry by entry."""
+    last = jnp.max(jnp.abs(jnp.tensordot(jnp.asarray(rule.last_terms, values.dtype), values, 1)), axis=0)
+    scale = jnp.maximum(jnp.max(jnp.abs(values), axis=0), floor)
+    return jnp.max(last / jnp.maximum(scale, jnp.finfo(values.dtype).tiny))
+
+
+def _noise_scale(structure: AbstractStructure, Q: Array) -> Array:
+    """The size against which an entry of the noise covariance is judged: `√(Q_ii Q_jj)`."""
+    if isinstance(structure, Elementwise):
+        return jnp.zeros((), Q.dtype)
+    deviation = jnp.sqrt(jnp.max(jnp.diagonal(Q, axis1=-2, axis2=-1), axis=0))
+    return deviation[..., :, None] * deviation[..., None, :]
+
+
+def _drift_scale(structure: AbstractStructure, b: Array, Q: Array, width: Array) -> Array:
+    """The size against which an entry of the drift is judged: what moves the state as far as the noise does.
+
+    Without it, a drift that is zero but for rounding would be resolved. Where there is no noise, entries far below
+    the largest are taken for rounding.
+    """
+    variance = Q if isinstance(structure, Elementwise) else jnp.diagonal(Q, axis1=-2, axis2=-1)
+    rounding = jnp.max(jnp.abs(b)) * jnp.finfo(b.dtype).eps * 64 / _ROUGH
+    return jnp.maximum(jnp.sqrt(jnp.max(variance, axis=0) / width), rounding)
+
+
+def _quadrature(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> AffineMoments:
+    """The moments over [0, 1] of independent coordinates: `a(x) = ∫_x^1 A`, `∫ e^a b`, `∫ e^{2a} Q`."""
+    rule = _SCALAR_RULE
+
+    def contract(matrix, values):
+        return jnp.tensordot(jnp.asarray(matrix, values.dtype), values, 1)
+
+    A = jnp.broadcast_to(A, b.shape)
+    growth = jnp.exp(contract(rule.to_end, A))
+    return AffineMoments(
+        jnp.exp(contract(rule.weights, A)), contract(rule.weights, growth * b), contract(rule.weights, growth**2 * Q)
+    )
+
+
+def _series(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> AffineMoments:
+    """`Φ' = AΦ`, `u' = Au + b`, `P' = AP + PAᵀ + Q` on [0, 1] for interpolated A, b, Q, by power series."""
+    terms = 16 if A.dtype == jnp.float64 else 10
+
+    def polynomial(values):
+        if len(values) == 1:
+            return values
+        return jnp.tensordot(jnp.asarray(_MATRIX_RULE.to_monomials, values.dtype), values, 1)
+
+    def padded(coefficients):
+        missing = jnp.zeros((terms - len(coefficients), *coefficients.shape[1:]), A.dtype)
+        return jnp.concatenate([coefficients, missing])
+
+    A = polynomial(A)
+    matmul, matvec = jax.vmap(structure.matmul), jax.vmap(structure.matvec)
+
+    def term(carry, inputs):
+        n, b_n, Q_n = inputs
+        latest, total = carry  # the latest len(A) coefficients of the solution, and the sum of all
+        product = jnp.sum(matmul(A, latest.cov), axis=0)
+        new = AffineMoments(
+            jnp.sum(matmul(A, latest.flow), axis=0) / n,
+            (jnp.sum(matvec(A, latest.shift), axis=0) + b_n) / n,
+            (product + structure.transpose(product) + Q_n) / n,
+        )
+        latest = jax.tree.map(lambda x, window: jnp.concatenate([x[None], window[:-1]]), new, latest)
+        return (latest, jax.tree.map(jnp.add, total, new)), None
+
+    first = AffineMoments(structure.identity(A.dtype), jnp.zeros_like(b[0]), jnp.zeros_like(Q[0]))
+    window = jax.tree.map(lambda x: jnp.zeros((len(A), *x.shape), A.dtype).at[0].set(x), first)
+    inputs = (jnp.arange(1, terms + 1, dtype=A.dtype), padded(polynomial(b)), padded(polynomial(Q)))
+    return jax.lax.scan(term, (window, first), inputs)[0][1]
+
+
+def _after(structure: AbstractStructure, step: AffineMoments, before: AffineMoments) -> AffineMoments:
+    """`before`, then `step`."""
+    flow = structure.matmul(step.flow, before.flow)
+    shift = structure.matvec(step.flow, before.shift) + step.shift
+    carried = structure.matmul(structure.matmul(step.flow, before.cov), structure.transpose(step.flow))
+    return AffineMoments(flow, shift, carried + step.cov)
