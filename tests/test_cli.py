@@ -56,6 +56,15 @@ def test_nothing_is_overwritten(monkeypatch, tmp_path, capsys):
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
+def test_all_is_refused_before_any_work(monkeypatch, tmp_path, capsys):
+    (tmp_path / "mean-error").mkdir()
+    (tmp_path / "mean-error" / "result.json").write_text("{}")
+    with pytest.raises(SystemExit, match="2"):
+        call(monkeypatch, "reproduce", "all", "--quick", "--out", tmp_path)
+    assert "mean-error already exists" in capsys.readouterr().err.replace("\n", "")
+    assert not (tmp_path / "demo").exists()
+
+
 def test_default_folder_is_the_first_free_one(tmp_path):
     assert cli.free_path(tmp_path / "demo") == tmp_path / "demo"
     (tmp_path / "demo").mkdir()

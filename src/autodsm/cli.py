@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .errors import check_name
 from .experiments import EXPERIMENTS
-from .run import RunFolder, free_path
+from .run import RunFolder, check_free, free_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,13 @@ def reproduce(command: Reproduce, console: Console) -> None:
     check_name("name", command.name, [*EXPERIMENTS, "all"])
     everything = command.name == "all"
     names = list(EXPERIMENTS) if everything else [command.name]
-    for name in names:
-        if command.out is None:
-            path = free_path(Path("runs") / name)
-        else:
-            path = command.out / name if everything else command.out
+    if command.out is None:
+        paths = [free_path(Path("runs") / name) for name in names]
+    else:
+        paths = [command.out / name if everything else command.out for name in names]
+    for path in paths:  # before any work, not when its turn comes
+        check_free(path)
+    for name, path in zip(names, paths, strict=True):
         config = dataclasses.replace(command, name=name, out=None)
         folder = RunFolder.create(path, config)
         console.rule(name)

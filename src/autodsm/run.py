@@ -24,8 +24,7 @@ class RunFolder:
     def create(cls, path: Path | str, config) -> "RunFolder":
         """Make `path`, which must not exist yet or be empty, and record the configuration (a dataclass) in it."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise FileExistsError(f"{path} already exists. Nothing is overwritten: remove it, or name another folder.")
+        check_free(path)
         (path / "figures").mkdir(parents=True)
         folder = cls(path)
         folder._write("config.json", dataclasses.asdict(config))
@@ -43,6 +42,12 @@ class RunFolder:
 
     def _write(self, name: str, content) -> None:
         (self.path / name).write_text(json.dumps(content, indent=2, default=float) + "\n")
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path that holds something."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} already exists. Nothing is overwritten: remove it, or name another folder.")
 
 
 def free_path(path: Path) -> Path:
