@@ -25,7 +25,7 @@ from .errors import check_count, check_positive, is_concrete
 from .linearize import linearize
 from .process import Process
 from .simulate import initial_states, simulate
-from .structure import Elementwise
+from .structure import Elementwise, noise_diagonal
 
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(8))
 _NODES = _NODES + 0.5
@@ -95,7 +95,7 @@ class ScheduledPairs(AbstractSchedule):
         return jnp.minimum(s, t * (1 - 4 * jnp.finfo(t.dtype).eps))
 
     def _rates(self, tau) -> Float[Array, " entries"]:
-        return _entries(self.process, tau)[jnp.asarray(self.entries)]
+        return noise_diagonal(self.process.g(tau))[jnp.asarray(self.entries)]
 
     def _integral(self, a, b) -> Float[Array, " entries"]:
         values = jax.vmap(self._rates)(a + (b - a) * jnp.asarray(_NODES, self.edges.dtype))
@@ -232,12 +232,6 @@ def _check_invertible(process: Process, shape: tuple[int, ...]) -> None:
                 )
 
 
-def _entries(process: Process, tau) -> Array:
-    """The diagonal of Q."""
-    g = process.g(tau)
-    return jnp.sum(g**2, axis=1) if g.ndim == 2 else jnp.ravel(g**2)
-
-
 def _undominated(rows: np.ndarray) -> tuple[int, ...]:
     """Rows that no other row exceeds everywhere: only these can have the largest integral."""
     kept: list[int] = []
@@ -249,7 +243,7 @@ def _undominated(rows: np.ndarray) -> tuple[int, ...]:
 
 def _tabulate(process: Process) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Panel edges, the integral of each entry of Q up to each edge, and which entries are kept."""
-    evaluate = jax.jit(jax.vmap(lambda tau: _entries(process, tau)))
+    evaluate = jax.jit(jax.vmap(lambda tau: noise_diagonal(process.g(tau))))
     chunk = 2048
 
     def values(tau):  # in chunks of one size, so that one compilation serves

@@ -237,6 +237,11 @@ def expand_noise(g: Array, shape: tuple[int, ...]) -> Array:
     return g.reshape(*g.shape, *(1 for _ in shape[1:])) if g.ndim == 1 else g
 
 
+def noise_diagonal(g: Array) -> Array:
+    """The diagonal of `Q = g gᵀ`, one entry for a scalar g."""
+    return jnp.sum(g**2, axis=1) if g.ndim == 2 else jnp.ravel(g**2)
+
+
 def infer(drift: Callable, g_shape: tuple[int, ...], shape: tuple[int, ...]) -> StructureName:
     """The least coupled structure that the drift and the noise allow, at every state and time.
 

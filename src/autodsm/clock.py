@@ -1,0 +1,106 @@
+"""The noise received so far, `G(t) = max_i ∫_0^t Q_ii`, as a clock; and the laws by which training times are drawn.
+
+Near t = 0 a score changes over times in proportion to t itself, or better to G: log G is a network's natural time
+feature and, for half of the draws, its natural scale.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .errors import check_name, is_concrete
+from .process import Process
+from .structure import noise_diagonal
+
+_NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(8))
+_NODES = _NODES + 0.5
+_EARLIEST = 1e-8  # of t1; before it G is continued as a power of t
+_POINTS = 1024
+
+TIME_LAWS = ("mixed", "uniform")
+
+
+class Clock(eqx.Module):
+    """`G(t)`, tabulated as log G over log t and interpolated linearly, right to about 10⁻⁴.
+
+    clock = Clock(process)
+    clock(0.5), clock.log(0.5), clock.inverse(0.1)
+    """
+
+    log_values: Float[Array, " points"]
+    t1: float = eqx.field(static=True)
+
+    def __init__(self, process: Process):
+        self.t1 = process.t1
+        times = self.t1 * np.exp(np.linspace(np.log(_EARLIEST), 0.0, _POINTS))
+        edges = np.concatenate([[0.0], times])
+        a, b = edges[:-1, None], edges[1:, None]
+        with jax.ensure_compile_time_eval():
+            rates = jax.jit(jax.vmap(lambda t: noise_diagonal(process.g(t))))(jnp.ravel(a + (b - a) * _NODES))
+        pieces = (b - a) * np.einsum("n,pne->pe", _WEIGHTS, np.asarray(rates, float).reshape(_POINTS, 8, -1))
+        values = np.max(np.cumsum(pieces, axis=0), axis=1)
+        if not values[-1] > 0:
+            raise ValueError("diffusion is zero on all of [0, t1]: without noise there is no score to learn.")
+        self.log_values = jnp.asarray(np.log(np.maximum(values, 1e-30 * values[-1])), float)
+
+    def log(self, t) -> Array:
+        """`log G(t)`."""
+        t = jnp.asarray(t, float)
+        position = (_POINTS - 1) * (1.0 - jnp.log(jnp.maximum(t / self.t1, 1e-30)) / np.log(_EARLIEST))
+        left = jnp.clip(jnp.floor(position).astype(int), 0, _POINTS - 2)
+        low, high = self.log_values[left], self.log_values[left + 1]
+        return low + (position - left) * (high - low)
+
+    def __call__(self, t) -> Array:
+        return jnp.exp(self.log(t))
+
+    def inverse(self, log_value) -> Array:
+        """The time at which log G reaches `log_value`."""
+        grid = self.t1 * jnp.exp(jnp.linspace(np.log(_EARLIEST), 0.0, _POINTS))
+        right = jnp.clip(jnp.searchsorted(self.log_values, log_value), 1, _POINTS - 1)
+        low, high = self.log_values[right - 1], self.log_values[right]
+        part = jnp.where(high > low, (log_value - low) / jnp.where(high > low, high - low, 1.0), 1.0)
+        return grid[right - 1] * (grid[right] / grid[right - 1]) ** part
+
+
+class TimeLaw(eqx.Module):
+    """How times in (t0, t1] are drawn: `at(u)` maps u, uniform on [0, 1), to a time with density `density(t)`.
+
+    "uniform"; or "mixed", half of them uniform and half log-uniform in G, which leaves no scale of time untrained.
+    """
+
+    clock: Clock
+    t0: float = eqx.field(static=True)
+    kind: str = eqx.field(static=True)
+
+    def __init__(self, process: Process, kind: str = "mixed", t0: float | None = None):
+        check_name("times", kind, TIME_LAWS)
+        t0 = 1e-3 * process.t1 if t0 is None else t0
+        if not (is_concrete(t0) and 0 < t0 < process.t1):
+            raise ValueError(f"t0={t0} must lie inside (0, t1) = (0, {process.t1}): training times start there.")
+        self.clock = Clock(process)
+        self.t0 = float(t0)
+        self.kind = kind
+
+    def at(self, u) -> Array:
+        u = jnp.asarray(u)
+        uniform = self.t0 + (self.t1 - self.t0) * (u if self.kind == "uniform" else (2.0 * u) % 1.0)
+        if self.kind == "uniform":
+            return uniform
+        first, last = self.clock.log(self.t0), self.clock.log(self.t1)
+        scaled = self.clock.inverse(first + (last - first) * (2.0 * u % 1.0))
+        return jnp.clip(jnp.where(u < 0.5, scaled, uniform), self.t0, self.t1).astype(u.dtype)
+
+    def density(self, t) -> Array:
+        even = 1.0 / (self.t1 - self.t0)
+        if self.kind == "uniform":
+            return jnp.full_like(jnp.asarray(t, float), even)
+        first, last = self.clock.log(self.t0), self.clock.log(self.t1)
+        slope = jnp.vectorize(jax.grad(self.clock.log))(jnp.asarray(t, float))
+        return 0.5 * even + 0.5 * slope / (last - first)
+
+    @property
+    def t1(self) -> float:
+        return self.clock.t1
