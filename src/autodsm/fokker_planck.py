@@ -6,6 +6,13 @@ Finite volumes with exponentially fitted (Scharfetter–Gummel) fluxes: on the f
 `J = D/Δx [B(−p) q_i − B(p) q_{i+1}]`, `B(z) = z/(eᶻ−1)`, `p = f Δx/D`, which is exact for constant f and D and of
 second order otherwise. No flux leaves the grid, so mass is conserved to rounding. Time is advanced by Alexander's
 two-stage, second-order, L-stable implicit Runge–Kutta rule.
+
+`transition_1d` solves for the kernel `q(y_t|y_0)` of many starts at once, each in the frame `ξ = (y − M)/S` that moves
+with its own mean and deviation, where
+
+    dξ = [(f − M')/S − (S'/S) ξ] dt + (g/S) dw.
+
+As t → 0 its solution tends to N(0,1), so that one grid in ξ resolves all times, however narrow the kernel is.
 """
 
 from collections.abc import Callable
@@ -14,6 +21,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from scipy.linalg import solve_banded
+from scipy.special import ndtri
 
 from .errors import check_count
 from .process import Process
@@ -31,6 +39,9 @@ class GridDensity(NamedTuple):
     def score(self) -> np.ndarray:
         """`∂ log q/∂x`, (times, cells)."""
         return np.gradient(np.log(np.maximum(self.q, np.finfo(float).tiny)), self.x, axis=1)
+
+
+_GAMMA = 1.0 - 1.0 / np.sqrt(2.0)
 
 
 def solve_1d(
@@ -67,33 +78,9 @@ def solve_1d(
     noise = jax.jit(lambda t: process.structure_for((1,)).noise_cov(process.g(t)))
 
     def generator(t: float) -> np.ndarray:
-        """The tridiagonal matrix of `q' = L q`, in banded storage."""
         f = np.asarray(drift(inner, t), float)[:, 0]
-        D = 0.5 * np.asarray(noise(t), float).item()
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # D = 0 gives the upwind flux
-            p = f * dx / D
-            left = np.where(np.abs(p) > 1e-6, f / dx / np.expm1(p), (D - 0.5 * f * dx) / dx**2)  # D B(p)/Δx²
-        left = np.where(f == 0, D / dx**2, left)
-        right = left + f / dx  # B(−p) = B(p) + p
-        bands = np.zeros((3, cells))
-        bands[1, :-1] -= right
-        bands[2, :-1] += right
-        bands[1, 1:] -= left
-        bands[0, 1:] += left
-        return bands
+        return _generator(f[None], 0.5 * np.asarray(noise(t), float).reshape(1, 1), dx)
 
-    def apply(bands, q):
-        out = bands[1] * q
-        out[:-1] += bands[0, 1:] * q[1:]
-        out[1:] += bands[2, :-1] * q[:-1]
-        return out
-
-    def solve(bands, h, q):
-        system = -h * bands
-        system[1] += 1.0
-        return solve_banded((1, 1), system, q)
-
-    gamma = 1.0 - 1.0 / np.sqrt(2.0)
     q = np.asarray(density(x), float)
     q = q / (q.sum() * dx)
     saved, start = [], 0.0
@@ -101,10 +88,121 @@ def solve_1d(
         h = (end - start) / steps
         for i in range(steps if end > start else 0):
             t = start + i * h
-            early, late = generator(t + gamma * h), generator(t + h)
-            k1 = solve(early, gamma * h, apply(early, q))
-            k2 = solve(late, gamma * h, apply(late, q + (1 - gamma) * h * k1))
-            q = q + h * ((1 - gamma) * k1 + gamma * k2)
+            q = _advance(q, h, generator(t + _GAMMA * h), generator(t + h))
         saved.append(q)
         start = end
     return GridDensity(x, times, np.stack(saved))
+
+
+class Transitions(NamedTuple):
+    """Kernels `q(y_t|y_0)` as densities of `ξ = (y − M)/S`, one frame (M, S) for each time and start."""
+
+    times: np.ndarray
+    mean: np.ndarray
+    """M, (times, starts)"""
+    std: np.ndarray
+    """S, (times, starts)"""
+    faces: np.ndarray
+    """(cells+1,), in ξ"""
+    q: np.ndarray
+    """(times, starts, cells)"""
+
+    def maps(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For `z ~ N(0,1)`: ξ(z) with the law of the kernel, and `S ∂ log q/∂y` there; (times, starts, len(z))."""
+        dx = self.faces[1] - self.faces[0]
+        mass = np.maximum(self.q, 0.0) * dx
+        below = np.cumsum(mass, axis=-1)[..., :-1]
+        above = np.cumsum(mass[..., ::-1], axis=-1)[..., -2::-1]
+        tiny = 1e-15
+        normal = np.where(below < above, ndtri(np.maximum(below, tiny)), -ndtri(np.maximum(above, tiny)))
+        inner = self.faces[1:-1]
+        log_q = np.log(np.maximum(self.q, 1e-300))
+        score = np.diff(log_q, axis=-1) / dx
+        xi, scores = np.empty((*self.mean.shape, len(z))), np.empty((*self.mean.shape, len(z)))
+        for at in np.ndindex(self.mean.shape):  # the differences to z are smooth; interpolate those
+            known = np.abs(normal[at]) < 7.5
+            grid = normal[at][known]
+            xi[at] = z + np.interp(z, grid, inner[known] - grid)
+            scores[at] = -z + np.interp(z, grid, score[at][known] + grid)
+        return xi, scores
+
+
+def transition_1d(
+    drift: Callable, noise: Callable, starts: np.ndarray, times: np.ndarray, *, cells: int = 400, reach: float = 8.5
+) -> Transitions:
+    """Kernels from every one of `starts` at t = 0 to every one of `times`, which should increase geometrically.
+
+    `drift(y, t)` is elementwise on arrays, `noise(t)` is g². The first time must be so early that the kernel is
+    still that of constant drift; one time step is taken from each time to the next.
+    """
+    faces = np.linspace(-reach, reach, cells + 1)
+    inner, xi, dx = faces[1:-1], 0.5 * (faces[1:] + faces[:-1]), 2.0 * reach / cells
+    y0, first = np.asarray(starts, float), float(times[0])
+    nodes, weights = np.polynomial.legendre.leggauss(4)
+    received = sum(0.5 * first * w * noise(0.5 * first * (1 + u)) for u, w in zip(nodes, weights, strict=True))
+    mean, variance = y0 + first * drift(y0, 0.5 * first), np.full(y0.shape, received)
+    q = np.broadcast_to(np.exp(-0.5 * xi**2), (len(y0), cells))
+    q = q / (q.sum(axis=1, keepdims=True) * dx)
+
+    saved = [(mean, np.sqrt(variance), q)]
+    for t, end in zip(times[:-1], times[1:], strict=True):
+        h = end - t
+        # The frame follows mean and variance, and catches up with what it missed of them in the last step.
+        force = drift(mean[:, None] + np.sqrt(variance)[:, None] * xi, t)
+        at = dx * np.sum(q * xi, axis=1)
+        spread = dx * np.sum(q * xi**2, axis=1) - at**2
+        push = dx * np.sum(q * force, axis=1)
+        along = dx * np.sum(q * force * (xi - at[:, None]), axis=1)
+        velocity = push + np.sqrt(variance) * at / h
+        growth = 2.0 * np.sqrt(variance) * along + noise(t) + variance * (spread - 1.0) / h
+        growth = np.maximum(growth, -0.5 * variance / h)
+
+        def generator(later, mean=mean, variance=variance, velocity=velocity, growth=growth, t=t):
+            M, V = (mean + later * velocity)[:, None], (variance + later * growth)[:, None]
+            S = np.sqrt(V)
+            b = (drift(M + S * inner, t + later) - velocity[:, None]) / S - 0.5 * growth[:, None] / V * inner
+            return _generator(b, 0.5 * noise(t + later) / V, dx)
+
+        q = _advance(q.ravel(), h, generator(_GAMMA * h), generator(h)).reshape(q.shape)
+        mean, variance = mean + h * velocity, variance + h * growth
+        saved.append((mean, np.sqrt(variance), q))
+    means, stds, densities = (np.stack(x) for x in zip(*saved, strict=True))
+    return Transitions(np.asarray(times), means, stds, faces, densities)
+
+
+def _generator(f: np.ndarray, D: np.ndarray, dx: float) -> np.ndarray:
+    """The tridiagonal matrix of `q' = L q`, in banded storage, from the drift (grids, cells−1) on inner faces.
+
+    Several grids are stacked to one; no flux passes between them.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # D = 0 gives the upwind flux
+        p = f * dx / D
+        left = np.where(np.abs(p) > 1e-6, f / dx / np.expm1(p), (D - 0.5 * f * dx) / dx**2)  # D B(p)/Δx²
+    left = np.where(f == 0, D / dx**2, left)
+    right = left + f / dx  # B(−p) = B(p) + p
+    bands = np.zeros((3, len(f), f.shape[1] + 1))
+    bands[1, :, :-1] -= right
+    bands[2, :, :-1] += right
+    bands[1, :, 1:] -= left
+    bands[0, :, 1:] += left
+    return bands.reshape(3, -1)
+
+
+def _advance(q: np.ndarray, h: float, early: np.ndarray, late: np.ndarray) -> np.ndarray:
+    """One step of `q' = L q`, given L at the two stages, t + γh and t + h."""
+    k1 = _solve(early, _GAMMA * h, _apply(early, q))
+    k2 = _solve(late, _GAMMA * h, _apply(late, q + (1 - _GAMMA) * h * k1))
+    return q + h * ((1 - _GAMMA) * k1 + _GAMMA * k2)
+
+
+def _apply(bands: np.ndarray, q: np.ndarray) -> np.ndarray:
+    out = bands[1] * q
+    out[:-1] += bands[0, 1:] * q[1:]
+    out[1:] += bands[2, :-1] * q[:-1]
+    return out
+
+
+def _solve(bands: np.ndarray, h: float, q: np.ndarray) -> np.ndarray:
+    system = -h * bands
+    system[1] += 1.0
+    return solve_banded((1, 1), system, q)

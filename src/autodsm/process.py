@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from ._types import State, StateLike, StructureName
 from .errors import as_floating, check_name, check_positive, is_concrete
-from .structure import MAX_DENSE, STRUCTURES, AbstractStructure, expand_noise, infer, noise_kind
+from .structure import MAX_DENSE, STRUCTURES, AbstractStructure, Elementwise, expand_noise, infer, noise_kind
 
 _inferred: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # drift -> {(g shape, shape): name}
 
@@ -159,6 +159,24 @@ class Process(eqx.Module):
         if (g_shape, shape) not in known:
             known[g_shape, shape] = infer(self.drift, g_shape, shape)
         return known[g_shape, shape]
+
+
+def check_invertible(process: Process, shape: tuple[int, ...], *, what: str, remedy: str) -> None:
+    """Refuse a process whose `g gᵀ` has no inverse, for something that divides by it."""
+    structure = process.structure_for(shape)
+    with jax.ensure_compile_time_eval():
+        for t in (0.5 * process.t1, process.t1):
+            Q = np.asarray(structure.noise_cov(process.g(t)), float)
+            singular = np.any(Q <= 0) if isinstance(structure, Elementwise) else _rank_deficient(Q)
+            if singular:
+                raise ValueError(
+                    f"{what} divides by the noise, and g gᵀ is singular at t={t}: some coordinates have no noise of "
+                    f"their own. {remedy}"
+                )
+
+
+def _rank_deficient(matrices: np.ndarray) -> bool:
+    return bool(np.any(np.linalg.matrix_rank(matrices) < matrices.shape[-1]))
 
 
 def _accepts(fun: Callable, n: int) -> bool:

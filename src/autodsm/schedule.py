@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from ._types import PRNGKey
 from .errors import check_count, check_positive, is_concrete
 from .linearize import linearize
-from .process import Process
+from .process import Process, check_invertible
 from .simulate import initial_states, simulate
 from .structure import Elementwise, noise_diagonal
 
@@ -185,7 +185,12 @@ def kl_bound(
     """
     check_count("n", n)
     times = jnp.asarray(times, float)
-    _check_invertible(process, jax.eval_shape(lambda: initial_states(y0, 1, key=key)).shape[1:])
+    check_invertible(
+        process,
+        jax.eval_shape(lambda: initial_states(y0, 1, key=key)).shape[1:],
+        what="the KL bound",
+        remedy="Choose λ directly: ScheduledPairs(process, lam=...).",
+    )
     start_key, path_key = jax.random.split(key)
     starts = initial_states(y0, n, key=start_key)
     process.check(starts[0])
@@ -214,22 +219,6 @@ def kl_bound(
     keys = jax.random.split(path_key, n)
     values = jax.vmap(lambda t: jax.vmap(lambda y, k: one(y, t, k))(starts, keys))(times)
     return KLBound(jnp.mean(values, axis=1), jnp.std(values, axis=1) / np.sqrt(n))
-
-
-def _check_invertible(process: Process, shape: tuple[int, ...]) -> None:
-    structure = process.structure_for(shape)
-    with jax.ensure_compile_time_eval():
-        for t in (0.5 * process.t1, process.t1):
-            Q = np.asarray(structure.noise_cov(process.g(t)), float)
-            if isinstance(structure, Elementwise):
-                singular = np.any(Q <= 0)
-            else:
-                singular = np.any(np.linalg.matrix_rank(Q) < Q.shape[-1])
-            if singular:
-                raise ValueError(
-                    f"the KL bound divides by the noise, and g gᵀ is singular at t={t}: some coordinates have no "
-                    "noise of their own. Choose λ directly: ScheduledPairs(process, lam=...)."
-                )
 
 
 def _undominated(rows: np.ndarray) -> tuple[int, ...]:

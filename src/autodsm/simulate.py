@@ -173,26 +173,33 @@ def _fixed(process: Process, scheme: _Scheme, steps: int) -> Callable:
     return advance
 
 
+def local_error(process: Process, y: State, t, h, *, key: PRNGKey, eta: float = 0.0, f: State | None = None) -> Array:
+    """How much the drift changes over a step of length h, relative to the step: the left sides above over the right
+    ones without their factor η, as a root mean square over coordinates."""
+    f = process.f(y, t) if f is None else f
+    tiny = jnp.finfo(y.dtype).tiny
+    kick = process.diffuse(t, jax.random.rademacher(key, process.noise_shape(y.shape), y.dtype), y.shape)
+    moved = h * jnp.abs(f) + jnp.sqrt(h) * jnp.abs(kick)
+    by_drift = jnp.abs(process.f(y + h * f, t + h) - f) / jnp.maximum(moved + eta * jnp.abs(y), tiny)
+    unkicked = jnp.where(kick == 0, jnp.abs(y), 0.0)
+    by_noise = jnp.abs(process.f(y + jnp.sqrt(h) * kick, t) - f) / jnp.maximum(moved + unkicked, tiny)
+    return 0.5 * h * jnp.sqrt(jnp.maximum(jnp.mean(by_drift**2), jnp.mean(by_noise**2)))
+
+
 def _adaptive(process: Process, scheme: _Scheme, tol: float) -> Callable:
     eta = tol ** (1.0 / scheme.order)
 
     def advance(y, start, end, key):
         shape = process.noise_shape(y.shape)
-        tiny = jnp.finfo(y.dtype).tiny
         shortest = jnp.maximum(1e-7 * (end - start), 8 * jnp.finfo(y.dtype).eps * jnp.abs(end))
 
         def body(carry):
             y, t, h, i, done = carry
             last = ~(h < end - t)
             h = jnp.minimum(h, end - t)
-            f = process.f(y, t)
             look_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
-            kick = process.diffuse(t, jax.random.rademacher(look_key, shape, y.dtype), y.shape)
-            moved = h * jnp.abs(f) + jnp.sqrt(h) * jnp.abs(kick)
-            by_drift = jnp.abs(process.f(y + h * f, t + h) - f) / jnp.maximum(moved + eta * jnp.abs(y), tiny)
-            unkicked = jnp.where(kick == 0, jnp.abs(y), 0.0)
-            by_noise = jnp.abs(process.f(y + jnp.sqrt(h) * kick, t) - f) / jnp.maximum(moved + unkicked, tiny)
-            excess = 0.5 * h / eta * jnp.sqrt(jnp.maximum(jnp.mean(by_drift**2), jnp.mean(by_noise**2)))
+            f = process.f(y, t)
+            excess = local_error(process, y, t, h, key=look_key, eta=eta, f=f) / eta
             # Written so that a NaN is accepted: a state that is lost must not stop the loop from ending.
             accept = ~(excess > 1.0) | ~(h > shortest)
             dw = jnp.sqrt(h) * scheme.noise(noise_key, shape, y.dtype)

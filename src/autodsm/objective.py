@@ -1,0 +1,445 @@
+"""Objectives: what a score network minimizes. `loss(score, x, key=key)` is the loss of one example.
+
+With `‖v‖²_Q = vᵀ Q v`, a target ŝ whose mean given y_t is the score, its scale σ, and t drawn with density p(t):
+
+| weighting    | loss of a draw                                                          | integral over t |
+|--------------|-------------------------------------------------------------------------|-----------------|
+| "likelihood" | `½‖s_θ − ŝ‖²_Q − ½‖ŝ‖²_Q − ∇·f`, and `−log π(y_T)` for each example       | weight 1/p(t)   |
+| "score"      | `½‖s_θ − ŝ‖²_Q`                                                         | mean over (t0, t1]  |
+| "perceptual" | `½ mean_i σ_i² (s_θ − ŝ)_i²`, over coordinates that noise enters          | as drawn        |
+
+The first is the negative of a lower bound on log p(x) (up to the piece before t0) in nats; the last asks the network
+for the noise that was added, and is what trains best. `ISM` needs no target: `½‖s_θ‖²_Q + ∇·(Q s_θ)`.
+
+Every objective is in two halves: `draws(x, key)` makes states and targets, without the network, and `at(score, draw)` is
+the loss at one of them. A trainer can so make draws for many steps at once, and spread those of one path over them.
+"""
+
+import abc
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._types import PRNGKey, State
+from .clock import TimeLaw
+from .errors import check_count, check_name
+from .network import non_smooth_activation
+from .process import Process
+from .schedule import AbstractSchedule, FromZero, ScheduledPairs
+from .simulate import initial_states
+from .structure import AbstractStructure, Elementwise, noise_kind
+from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
+from .targets.pathwise import choose_forgetting
+from .targets.paths import choose_steps
+
+WEIGHTINGS = ("likelihood", "perceptual", "score")
+VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
+DEFAULT_STEPS = 256
+"""Steps of a path to t1, for an objective that was not prepared for its data."""
+
+
+class AbstractObjective(eqx.Module):
+    """A loss for score networks."""
+
+    process: eqx.AbstractVar[Process]
+    times: eqx.AbstractVar[TimeLaw]
+    pairs_per_path: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def draws(self, x: State, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Any:
+        """What the loss is evaluated at, a pytree with a leading axis of `pairs_per_path`.
+
+        Times are stratified: u ∈ [0, 1) is where in each stratum they lie; a trainer stratifies u over its batch.
+        """
+
+    @abc.abstractmethod
+    def at(self, score, draw) -> Float[Array, ""]:
+        """The loss at one draw."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int:
+        """Evaluations of the network at each draw."""
+
+    @abc.abstractmethod
+    def prepare(self, y0, *, key: PRNGKey) -> "AbstractObjective":
+        """The same objective with what was left open (steps, ranges, rates) chosen from the process and its data."""
+
+    @abc.abstractmethod
+    def covers(self, x) -> str | None:
+        """Why the examples cannot be used, or None."""
+
+    def __call__(self, score, x: State, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Float[Array, ""]:
+        draws = self.draws(x, key=key, u=u)
+        return jnp.mean(jax.vmap(lambda draw: self.at(score, draw))(draws))
+
+
+class DSM(AbstractObjective):
+    """Denoising score matching of any target. `LocalDSM`, `PathwiseDSM`, `TabulatedDSM` build it.
+
+        objective = DSM(process, target, weighting="perceptual")
+        loss = objective(score, x, key=key)
+    """
+
+    process: Process
+    target: AbstractTarget
+    times: TimeLaw
+    prior: Any
+    weighting: str = eqx.field(static=True)
+    control: bool = eqx.field(static=True)
+    pairs_per_path: int = eqx.field(static=True)
+    open: tuple[str, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        target: AbstractTarget,
+        *,
+        weighting: str = "perceptual",
+        control: bool = False,
+        prior=None,
+        times: str = "mixed",
+        t0: float | None = None,
+        pairs_per_path: int = 1,
+        open: tuple[str, ...] = (),
+    ):
+        check_name("weighting", weighting, WEIGHTINGS)
+        check_count("pairs_per_path", pairs_per_path)
+        if prior is not None and weighting != "likelihood":
+            raise ValueError(f'prior is only used by weighting="likelihood", not by weighting={weighting!r}.')
+        self.process = process
+        self.target = target
+        self.times = TimeLaw(process, times, t0)
+        self.prior = prior
+        self.weighting = weighting
+        self.control = control
+        self.pairs_per_path = pairs_per_path
+        self.open = open
+
+    @property
+    def evaluations(self) -> int:
+        return 2 if self.control or getattr(self.target, "antithetic", False) else 1
+
+    def draws(self, x, *, key, u=None):
+        draw_key, end_key, u_key = jax.random.split(key, 3)
+        u = jax.random.uniform(u_key, (), x.dtype) if u is None else u
+        k = self.pairs_per_path
+        t = self.times.at((jnp.arange(k, dtype=x.dtype) + u) / k)
+        draw = self.target.draw(x, t, key=draw_key)
+        if self.prior is None:
+            return draw, jnp.zeros(k, x.dtype)
+        end = self.target.states(x, jnp.asarray([self.process.t1], x.dtype), key=end_key)[0]
+        return draw, jnp.full(k, -jnp.sum(self.prior.log_prob(end)))
+
+    def at(self, score, draw):
+        draw, constant = draw
+        values = jax.vmap(lambda y, target: self._one(score, draw, y, target))(draw.y, draw.score)
+        loss = jnp.mean(values)
+        if self.control:
+            loss = loss + self._control(score, draw)
+        if self.weighting == "perceptual":
+            return loss
+        if self.weighting == "score":
+            return loss / (self.times.density(draw.t) * (self.times.t1 - self.times.t0))
+        return loss / self.times.density(draw.t) + constant
+
+    def _one(self, score, draw: Draw, y, target):
+        found = score(y, draw.t)
+        if self.weighting == "perceptual":
+            mask = _noisy(self.process, draw.t, y.shape)
+            return 0.5 * jnp.sum(mask * (draw.scale * (found - target)) ** 2) / jnp.sum(mask * jnp.ones_like(y))
+        if self.weighting == "score":
+            return 0.5 * _squared(self.process, draw.t, found - target)
+        # ½‖s − ŝ‖² − ½‖ŝ‖², without the difference of two large numbers
+        quadratic = 0.5 * _inner(self.process, draw.t, found, found - 2.0 * target)
+        return quadratic - jax.lax.stop_gradient(divergence(self.process, y, draw.t))
+
+    def _control(self, score, draw: Draw):
+        """`s_θ(m)ᵀ Q ŝ`, of mean zero: it takes away the part of the noise that an even network would not average."""
+        found = score(draw.anchor, draw.t)
+        if self.weighting == "perceptual":
+            mask = _noisy(self.process, draw.t, found.shape)
+            return jnp.sum(mask * draw.scale**2 * found * draw.score[0]) / jnp.sum(mask * jnp.ones_like(found))
+        return _inner(self.process, draw.t, found, draw.score[0])
+
+    def prepare(self, y0, *, key):
+        target, keys = self.target, jax.random.split(key, 3)
+        if isinstance(target, _Unbuilt):
+            x = np.asarray(initial_states(y0, 1 << 16 if callable(y0) else len(y0), key=keys[0]))
+            x = x if callable(y0) else np.asarray(y0)
+            target = target.build(x, sampled=callable(y0))
+        if "steps" in self.open:
+            paths = Paths(self.process, choose_steps(self.process, y0, key=keys[1]))
+            target = eqx.tree_at(lambda o: o.forward, target, paths)
+        if "forgetting" in self.open and isinstance(target, Pathwise):
+            chosen = choose_forgetting(target, y0, key=keys[2])
+            target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
+        return _replace(self, target=target, open=())
+
+    def covers(self, x):
+        return self.target.covers(x)
+
+
+class _Unbuilt(AbstractTarget):
+    """A table that waits for the range of its data."""
+
+    process: Process
+    antithetic: bool = eqx.field(static=True)
+
+    def build(self, x: np.ndarray, *, sampled: bool) -> Tabulated:
+        low, high = float(x.min()), float(x.max())
+        # A sampler may draw beyond the pilot: twice the range is beyond eight deviations of a Gaussian.
+        margin = 0.5 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
+        margin = margin if high > low else 1.0
+        y_range = (low - margin, high + margin)
+        return Tabulated(self.process, x.shape[1:], y_range=y_range, antithetic=self.antithetic)
+
+    def draw(self, x, times, *, key):
+        raise ValueError(
+            "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
+            "objective.prepare(y0, key=key); fit does that."
+        )
+
+    states = draw
+
+
+def _fills_its_range(x: np.ndarray) -> bool:
+    """True when the extremes of 65,536 draws are those of a bounded law, with mass at its ends."""
+    low, high = x.min(), x.max()
+    edge = 0.01 * (high - low)
+    return min(np.mean(x < low + edge), np.mean(x > high - edge)) > 1e-3
+
+
+def LocalDSM(
+    process: Process,
+    lam: float | None = None,
+    *,
+    schedule: AbstractSchedule | None = None,
+    expand: str = "t",
+    ito: bool = False,
+    weighting: str = "perceptual",
+    variance_reduction: str = "antithetic",
+    forward: AbstractForward | None = None,
+    steps: int | None = None,
+    pairs_per_path: int = 16,
+    **options,
+) -> DSM:
+    """Local denoising score matching: kernels over [s(t), t], by default with `∫g² = λ = 10⁻²`.
+
+        objective = LocalDSM(process, lam=1e-2)
+
+    **Arguments:**
+
+    - `lam` or `schedule`: s(t). `schedule=FromZero()` is DSM, exact for linear processes.
+    - `expand`, `ito`: see `linearize`.
+    - `variance_reduction`: "antithetic" (pairs ±ε), "control" (subtracts `s_θ(m)ᵀQŝ`) or "none".
+    - `forward`: how y_s is drawn; `steps`: of the simulated path, when no other way is given.
+    - `pairs_per_path`: how many times one path serves.
+    - `options`: `prior`, `times`, `t0` of `DSM`.
+    """
+    check_name("variance_reduction", variance_reduction, VARIANCE_REDUCTIONS)
+    if lam is not None and schedule is not None:
+        raise ValueError(f"lam={lam} and schedule={schedule} exclude each other.")
+    if schedule is None:
+        schedule = ScheduledPairs(process, 1e-2 if lam is None else lam)
+    if forward is not None and steps is not None:
+        raise ValueError(f"steps={steps} is for simulated paths; forward={type(forward).__name__} has its own.")
+    from_zero = isinstance(schedule, FromZero)
+    left_open = ("steps",) if steps is None and forward is None and not from_zero else ()
+    if forward is None:
+        forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
+    antithetic = variance_reduction == "antithetic"
+    target = Local(process, schedule, forward, expand=expand, ito=ito, antithetic=antithetic)
+    control = variance_reduction == "control"
+    pairs = 1 if from_zero else pairs_per_path
+    return DSM(
+        process, target, weighting=weighting, control=control, pairs_per_path=pairs, open=left_open, **options
+    )
+
+
+def PathwiseDSM(
+    process: Process,
+    window: float | None = None,
+    forgetting: float | None = None,
+    *,
+    weighting: str = "perceptual",
+    steps: int | None = None,
+    exact: bool | None = None,
+    gaussian: bool = False,
+    pairs_per_path: int = 16,
+    **options,
+) -> DSM:
+    """Score matching with weights carried along the path: no linearization, small variance. Needs invertible noise.
+
+        objective = PathwiseDSM(process)
+
+    `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
+    target's variance, never its mean. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
+    """
+    forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
+    rate = 0.0 if forgetting is None else forgetting
+    target = Pathwise(process, forward, forgetting=rate, window=window, exact=exact, gaussian=gaussian)
+    left_open = [name for name, value in (("steps", steps), ("forgetting", forgetting)) if value is None]
+    if window is not None and forgetting is None:
+        left_open.remove("forgetting")
+    return DSM(
+        process, target, weighting=weighting, pairs_per_path=pairs_per_path, open=tuple(left_open), **options
+    )
+
+
+def TabulatedDSM(
+    process: Process,
+    y_range: tuple[float, float] | None = None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    weighting: str = "perceptual",
+    variance_reduction: str = "none",
+    **options,
+) -> DSM:
+    """Denoising score matching with the exact kernel from y_0, for elementwise drifts.
+
+        objective = TabulatedDSM(process, y_range=(-2.0, 2.0), shape=(2,))
+
+    Without `y_range`, `prepare` (which `fit` calls) takes it from the data. `shape`, of one state, is needed with it
+    where coordinates follow different laws; by default one law is assumed for a state of one coordinate.
+    """
+    check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
+    antithetic = variance_reduction == "antithetic"
+    if y_range is None:
+        target: AbstractTarget = _Unbuilt(process, antithetic)
+    else:
+        target = Tabulated(process, (1,) if shape is None else shape, y_range=y_range, antithetic=antithetic)
+    return DSM(process, target, weighting=weighting, **options)
+
+
+class ISM(AbstractObjective):
+    """Implicit score matching: `½‖s_θ‖²_Q + ∇·(Q s_θ)`, with an exact divergence or Hutchinson's estimate of it.
+
+        objective = ISM(process, divergence="hutchinson", probes=1)
+
+    The network needs a smooth activation: the divergence of a network of kinks (ReLU) jumps where a unit switches,
+    automatic differentiation does not see the jumps, and training stalls. `y_t` comes from `forward`, by default paths.
+    Times as for the "likelihood" weighting of `DSM`: the loss is an integral over (t0, t1].
+    """
+
+    process: Process
+    forward: AbstractForward
+    times: TimeLaw
+    divergence: str = eqx.field(static=True)
+    probes: int = eqx.field(static=True)
+    pairs_per_path: int = eqx.field(static=True)
+    open: tuple[str, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        divergence: str = "exact",
+        probes: int = 1,
+        forward: AbstractForward | None = None,
+        steps: int | None = None,
+        times: str = "uniform",
+        t0: float | None = None,
+        pairs_per_path: int = 16,
+    ):
+        check_name("divergence", divergence, ("exact", "hutchinson"))
+        check_count("probes", probes)
+        check_count("pairs_per_path", pairs_per_path)
+        self.process = process
+        self.open = ("steps",) if forward is None and steps is None else ()
+        self.forward = Paths(process, DEFAULT_STEPS if steps is None else steps) if forward is None else forward
+        self.times = TimeLaw(process, times, t0)
+        self.divergence = divergence
+        self.probes = probes
+        self.pairs_per_path = pairs_per_path
+
+    @property
+    def evaluations(self) -> int:
+        return 1
+
+    def draws(self, x, *, key, u=None):
+        state_key, probe_key, u_key = jax.random.split(key, 3)
+        k = self.pairs_per_path
+        u = jax.random.uniform(u_key, (), x.dtype) if u is None else u
+        t = self.times.at((jnp.arange(k, dtype=x.dtype) + u) / k)
+        y = jax.lax.stop_gradient(self.forward.states(x, t, key=state_key))
+        if self.divergence == "exact":
+            return t, y, jnp.zeros((k, 0, *x.shape), x.dtype)
+        return t, y, jax.random.rademacher(probe_key, (k, self.probes, *x.shape), x.dtype)
+
+    def at(self, score, draw):
+        t, y, probes = draw
+        if (name := non_smooth_activation(score)) is not None:
+            warnings.warn(
+                f"implicit score matching with the activation {name!r}: its divergence jumps where a unit switches, "
+                'and the gradient is biased. Use a smooth one, e.g. activation="silu".',
+                stacklevel=2,
+            )
+
+        def flow(y):
+            s = score(y, t)
+            return _apply_Q(self.process, t, s), s
+
+        if self.divergence == "exact":
+            basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
+            Qs, push, s = jax.linearize(flow, y, has_aux=True)
+            trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(basis))
+        else:
+            Qs, push, s = jax.linearize(flow, y, has_aux=True)
+            trace = jnp.mean(jax.vmap(lambda v: jnp.sum(v * push(v)))(probes))
+        return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
+
+    def prepare(self, y0, *, key):
+        if "steps" not in self.open:
+            return self
+        steps = choose_steps(self.process, y0, key=key)
+        return _replace(self, forward=Paths(self.process, steps), open=())
+
+    def covers(self, x):
+        return self.forward.covers(x)
+
+
+def divergence(process: Process, y: State, t) -> Float[Array, ""]:
+    """`∇·f`, exact, at the cost of the drift's structure."""
+    structure = process.structure_for(y.shape)
+    _, A = structure.jacobian(lambda y: process.f(y, t), y)
+    return jnp.sum(A) if isinstance(structure, Elementwise) else jnp.sum(jnp.trace(A, axis1=-2, axis2=-1))
+
+
+def _apply_Q(process: Process, t, v: State) -> State:
+    g = process.g(t).astype(v.dtype)
+    structure: AbstractStructure = process.structure_for(v.shape)
+    if noise_kind(g.shape, v.shape) == "matrix":
+        return structure.join(structure.matvec(structure.noise_cov(g), structure.split(v)))
+    return Elementwise(v.shape).noise_cov(g) * v
+
+
+def _inner(process: Process, t, a: State, b: State) -> Float[Array, ""]:
+    return jnp.sum(a * _apply_Q(process, t, b))
+
+
+def _squared(process: Process, t, v: State) -> Float[Array, ""]:
+    return _inner(process, t, v, v)
+
+
+def _noisy(process: Process, t, shape: tuple[int, ...]) -> Array:
+    """1 for coordinates that noise enters, 0 for others."""
+    g = process.g(t)
+    if noise_kind(g.shape, shape) == "matrix":
+        structure = process.structure_for(shape)
+        rows = jnp.diagonal(structure.noise_cov(g), axis1=-2, axis2=-1)
+        return structure.join((rows > 0).astype(float))
+    return (Elementwise(shape).noise_cov(g) > 0).astype(float)
+
+
+def _replace(module, **changes):
+    """A copy of an Equinox module with other values in some fields, static ones included."""
+    new = object.__new__(type(module))
+    for name in module.__dataclass_fields__:
+        object.__setattr__(new, name, changes.get(name, getattr(module, name)))
+    return new

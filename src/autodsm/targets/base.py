@@ -1,0 +1,43 @@
+"""What a regression target is: states y_t and random vectors whose mean given y_t is the score."""
+
+import abc
+from typing import NamedTuple
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from .._types import PRNGKey, State
+
+
+class Draw(NamedTuple):
+    """Draws at one time for one example. Leading axis p: 1, or 2 for an antithetic pair."""
+
+    t: Float[Array, "..."]
+    y: Float[Array, "..."]
+    """(p, *shape), states y_t."""
+    score: Float[Array, "..."]
+    """(p, *shape), with `E[score | y_t] = ∇ log q_t(y_t)`."""
+    scale: Float[Array, "..."]
+    """Deviation of the noise behind the score, which varies as 1/scale; broadcasts against a state."""
+    anchor: Float[Array, "..."] | None
+    """The mean of y given what the noise was added to, where that noise is Gaussian; else None."""
+
+
+class AbstractForward(eqx.Module):
+    """A way to draw y_t given y_0 = x."""
+
+    @abc.abstractmethod
+    def states(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Float[Array, "k ..."]:
+        """One state at each of `times`, in any order; together they need not form a path."""
+
+    def covers(self, x) -> str | None:
+        """Why the examples `x` cannot be used, or None when they can."""
+        return None
+
+
+class AbstractTarget(AbstractForward):
+    """A way to draw (y_t, target) given y_0 = x."""
+
+    @abc.abstractmethod
+    def draw(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Draw:
+        """One draw at each of `times`: a `Draw` whose leaves have a leading axis k."""

@@ -1,0 +1,71 @@
+"""The local target: the score of the Gaussian kernel from y_s to y_t of the process linearized at y_s.
+
+`y_t = m + L ε`, target `−L⁻ᵀ ε`. Exact for a linear drift from s = 0 (denoising score matching); for any other it is
+as exact as the kernel is over [s(t), t]. An antithetic pair is `m ± L ε`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ..errors import check_name
+from ..kernel import transition
+from ..process import Process
+from ..schedule import AbstractSchedule, FromZero
+from .base import AbstractForward, AbstractTarget, Draw
+
+
+class Local(AbstractTarget):
+    """Kernel scores over [s(t), t]; y_s is drawn by `forward`, and is x itself where the schedule is `FromZero`."""
+
+    process: Process
+    schedule: AbstractSchedule
+    forward: AbstractForward
+    expand: str = eqx.field(static=True)
+    ito: bool = eqx.field(static=True)
+    antithetic: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        schedule: AbstractSchedule,
+        forward: AbstractForward,
+        *,
+        expand: str = "t",
+        ito: bool = False,
+        antithetic: bool = False,
+    ):
+        check_name("expand", expand, ("s", "t"))
+        self.process = process
+        self.schedule = schedule
+        self.forward = forward
+        self.expand = expand
+        self.ito = ito
+        self.antithetic = antithetic
+
+    def draw(self, x, times, *, key):
+        path_key, noise_key = jax.random.split(key)
+        times = jnp.asarray(times, x.dtype)
+        s = self.schedule(times).astype(x.dtype)
+        if isinstance(self.schedule, FromZero):
+            y_s = jnp.broadcast_to(x, (len(times), *x.shape))
+        else:
+            y_s = self.forward.states(x, s, key=path_key)
+        signs = jnp.array([1.0, -1.0] if self.antithetic else [1.0], x.dtype)
+        eps = jax.random.normal(noise_key, y_s.shape, x.dtype)
+
+        def one(y, s, t, eps):
+            kernel = transition(self.process, y, s, t, expand=self.expand, ito=self.ito)
+            ends = jax.vmap(lambda sign: kernel.sample(sign * eps))(signs)
+            scores = jax.vmap(lambda sign: kernel.score(sign * eps))(signs)
+            return Draw(t, ends, scores, kernel.structure.join(kernel.deviation), kernel.mean)
+
+        return jax.lax.stop_gradient(jax.vmap(one)(y_s, s, times, eps))
+
+    def states(self, x, times, *, key):
+        if isinstance(self.schedule, FromZero):
+            return self.draw(x, times, key=key).y[:, 0]
+        return self.forward.states(x, times, key=key)
+
+    def covers(self, x):
+        return self.forward.covers(x)

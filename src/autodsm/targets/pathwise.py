@@ -1,0 +1,260 @@
+"""The pathwise target: a weight carried along the path, whose mean given y_t is the score, with no linearization.
+
+Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; then `E[−Z/Ω | y] = ∇ log q(y)`. It goes on to do so
+
+- under a smooth map `y⁺ = Φ(y)` with Jacobian J, when `Z⁺ = J⁻ᵀ (Z + Ω ∇ log det J)`, Ω unchanged;
+- under noise `y⁺ = y + √h g ξ`, when `Z⁺ = Z + ω√h Q⁻¹g ξ`, `Ω⁺ = Ω + ω h`, for any ω ≥ 0;
+- when both are multiplied by the same number, e.g. `exp(−ρ ω h)`: the target forgets.
+
+A path is a chain of such steps (Strang's splitting: half a step of drift, the noise, half a step of drift; two half
+steps in a row are taken as one, by the midpoint rule), which is of weak order two. The target is *exact* for the chain
+itself, however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
+
+For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones both
+terms are series in `E = J − I`: `J⁻ᵀ Z = Σ (−Eᵀ)ᵏ Z` by vector–Jacobian products, and `log det J = Σ (−1)ᵏ⁺¹ tr(Eᵏ)/k`
+with the traces estimated by one random probe, both to third order: no matrix is formed.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._types import PRNGKey, State
+from ..process import Process, check_invertible
+from ..schedule import ScheduledPairs
+from ..simulate import four_point, initial_states
+from ..structure import Dense, Elementwise, expand_noise, noise_diagonal, noise_kind
+from .base import AbstractTarget, Draw
+from .paths import Paths
+
+MAX_EXACT = 8
+"""Largest number of coupled coordinates for which Jacobians are formed, unless asked for by `exact=True`."""
+_ORDER = 3
+
+
+class Weighted(NamedTuple):
+    """A state with the weight carried along its path."""
+
+    y: State
+    Z: State
+    omega: Array
+
+
+class Pathwise(AbstractTarget):
+    """Targets from weights along simulated paths. Needs invertible noise.
+
+        target = Pathwise(process, Paths(process, 100), forgetting=0.5)
+
+    **Arguments:**
+
+    - `forward`: the grid of steps, and the paths to the window's start.
+    - `forgetting`: ρ, for each unit of `∫ω`, `ω = tr Q/d`.
+    - `window`: build the weight up over `∫g² = window` before t; by default from t = 0.
+    - `exact`: form Jacobians; by default for elementwise drifts and up to MAX_EXACT coupled coordinates.
+    - `gaussian`: Gaussian noise, with which the identity is exact; else noise with the same five moments, cheaper.
+    """
+
+    process: Process
+    forward: Paths
+    schedule: ScheduledPairs | None
+    forgetting: Array
+    window_steps: int = eqx.field(static=True)
+    exact: bool | None = eqx.field(static=True)
+    gaussian: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        forward: Paths,
+        *,
+        forgetting: float = 0.0,
+        window: float | None = None,
+        exact: bool | None = None,
+        gaussian: bool = False,
+    ):
+        if not (np.isfinite(forgetting) and forgetting >= 0):
+            raise ValueError(f"forgetting={forgetting} must be a finite rate of at least 0.")
+        self.process = process
+        self.forward = forward
+        self.forgetting = jnp.asarray(forgetting, float)
+        self.schedule = None if window is None else ScheduledPairs(process, window)
+        share = 1.0 if self.schedule is None else float(self.schedule.lam / jnp.max(self.schedule.totals[-1]))
+        self.window_steps = max(4, math.ceil(min(share, 1.0) * forward.steps))
+        self.exact = exact
+        self.gaussian = gaussian
+
+    def draw(self, x, times, *, key):
+        check_invertible(self.process, x.shape, what="the pathwise target", remedy="Use LocalDSM instead.")
+        times = jnp.asarray(times, x.dtype)
+        drawn = self._along(x, times, key) if self.schedule is None else self._windows(x, times, key)
+        target = -drawn.Z / _per_state(drawn.omega, drawn.Z)
+        scale = jnp.broadcast_to(_per_state(jnp.sqrt(drawn.omega), drawn.Z), drawn.Z.shape)
+        return jax.lax.stop_gradient(Draw(times, drawn.y[:, None], target[:, None], scale, None))
+
+    def states(self, x, times, *, key):
+        return self.forward.states(x, times, key=key)
+
+    def _along(self, x, times, key) -> Weighted:
+        """Weights from t = 0: one chain on the grid, and a branch from it to each time."""
+        grid = self.forward.grid.astype(x.dtype)
+        middles = jnp.concatenate([grid[:1], 0.5 * (grid[1:] + grid[:-1])])  # the drift has acted up to these
+        chain_key, branch_key = jax.random.split(key)
+        n = len(grid) - 1
+
+        def step(state, inputs):
+            i, xi, k = inputs
+            state = self._drift(state, middles[i], middles[i + 1], k)
+            state = self._kick(state, grid[i], grid[i + 1], xi)
+            return state, state
+
+        start = Weighted(x, jnp.zeros_like(x), jnp.zeros((), x.dtype))
+        xi, keys = self._noise(chain_key, n, x)
+        _, chain = jax.lax.scan(step, start, (jnp.arange(n), xi, keys))
+        chain = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, chain)
+
+        index = jnp.clip(jnp.searchsorted(grid, times, side="right") - 1, 0, n)
+        xi, keys = self._noise(branch_key, len(times), x)
+
+        def branch(i, t, xi, k):
+            state = jax.tree.map(lambda a: a[i], chain)
+            half = 0.5 * (grid[i] + t)
+            first, second = jax.random.split(k)
+            state = self._kick(self._drift(state, middles[i], half, first), grid[i], t, xi)
+            return self._drift(state, half, t, second)
+
+        return jax.vmap(branch)(index, times, xi, keys)
+
+    def _windows(self, x, times, key) -> Weighted:
+        """Weights from s(t) on: a chain of its own for each time."""
+        assert self.schedule is not None
+        path_key, chain_key = jax.random.split(key)
+        s = self.schedule(times).astype(x.dtype)
+        starts = self.forward.states(x, s, key=path_key)
+        n = self.window_steps
+
+        def one(y, s, t, key):
+            xi, keys = self._noise(key, n + 1, y)
+            h = (t - s) / n
+
+            def step(state, inputs):
+                i, xi, k = inputs
+                state = self._drift(state, s + jnp.maximum(i - 0.5, 0.0) * h, s + (i + 0.5) * h, k)
+                return self._kick(state, s + i * h, s + (i + 1) * h, xi), None
+
+            start = Weighted(y, jnp.zeros_like(y), jnp.zeros((), y.dtype))
+            state, _ = jax.lax.scan(step, start, (jnp.arange(n, dtype=y.dtype), xi[:-1], keys[:-1]))
+            return self._drift(state, t - 0.5 * h, t, keys[-1])
+
+        return jax.vmap(one)(starts, s, times, jax.random.split(chain_key, len(times)))
+
+    def _noise(self, key, n: int, x) -> tuple[Array, Array]:
+        noise_key, probe_key = jax.random.split(key)
+        draw = jax.random.normal if self.gaussian else four_point
+        return draw(noise_key, (n, *self.process.noise_shape(x.shape)), x.dtype), jax.random.split(probe_key, n)
+
+    def _kick(self, state: Weighted, a, b, xi) -> Weighted:
+        h, shape = b - a, state.y.shape
+        g = self.process.g(0.5 * (a + b)).astype(state.y.dtype)
+        noise = jnp.sqrt(h) * self.process.diffuse(0.5 * (a + b), xi, shape)
+        omega = jnp.mean(noise_diagonal(g))
+        if noise_kind(g.shape, shape) == "matrix":
+            structure = self.process.structure_for(shape)
+            inverse, _ = _eliminate(structure.noise_cov(g))
+            weight = structure.join(structure.matvec(inverse, structure.split(noise)))
+        else:
+            weight = noise / expand_noise(g, shape) ** 2
+        kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
+        return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
+
+    def _drift(self, state: Weighted, a, b, key) -> Weighted:
+        y, Z, omega = state
+        h, middle = b - a, 0.5 * (a + b)
+
+        def phi(y):
+            return y + h * self.process.f(y + 0.5 * h * self.process.f(y, a), middle)
+
+        structure = self.process.structure_for(y.shape)
+        if isinstance(structure, Elementwise):
+            ones = jnp.ones_like(y)
+            (y, J), (_, curvature) = jax.jvp(lambda y: jax.jvp(phi, (y,), (ones,)), (y,), (ones,))
+            return Weighted(y, (Z + omega * curvature / J) / J, omega)
+        small = not isinstance(structure, Dense) or y.size <= MAX_EXACT
+        if small if self.exact is None else self.exact:
+            end, J = structure.jacobian(phi, y)
+            slope = jax.grad(lambda y: jnp.sum(_eliminate(structure.jacobian(phi, y)[1])[1]))(y)
+            Z = structure.matvec(_eliminate(structure.transpose(J))[0], structure.split(Z + omega * slope))
+            return Weighted(structure.join(end), structure.join(Z), omega)
+        return Weighted(*_series(phi, y, Z, omega, key), omega)
+
+
+def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
+    """Inverse and log-determinant by elimination without pivots, which neither `J = I + O(h)` nor `Q` needs.
+
+    Written out because the calls to LAPACK behind `jnp.linalg`, for one small matrix after another, cost more, and
+    several of them inside one loop over a large batch do not return on CPU (jaxlib 0.10.1).
+    """
+    n = J.shape[-1]
+    rows = jnp.concatenate([J, jnp.broadcast_to(jnp.eye(n, dtype=J.dtype), J.shape)], axis=-1)
+    log_det = jnp.zeros(J.shape[:-2], J.dtype)
+    for k in range(n):
+        pivot = rows[..., k, k]
+        log_det = log_det + jnp.log(jnp.abs(pivot))
+        row = rows[..., k, :] / pivot[..., None]
+        column = rows[..., :, k] - jnp.asarray(np.arange(n) == k, J.dtype)
+        rows = rows - column[..., :, None] * row[..., None, :]
+    return rows[..., n:], log_det
+
+
+def _series(phi, y, Z, omega, key) -> tuple[State, State]:
+    probe = jax.random.rademacher(key, y.shape, y.dtype)
+
+    def log_det(y):
+        _, push = jax.linearize(phi, y)
+        total, v = 0.0, probe
+        for k in range(1, _ORDER + 1):
+            v = push(v) - v
+            total = total + (-1) ** (k + 1) / k * jnp.sum(probe * v)
+        return total
+
+    end, pull = jax.vjp(phi, y)
+    term = Z + omega * jax.grad(log_det)(y)
+    solution = term
+    for _ in range(_ORDER):
+        term = term - pull(term)[0]
+        solution = solution + term
+    return end, solution
+
+
+def _per_state(value: Float[Array, " k"], like: Array) -> Array:
+    return value.reshape(-1, *(1 for _ in like.shape[1:]))
+
+
+def choose_forgetting(target: Pathwise, y0, *, key: PRNGKey, n: int = 128) -> float:
+    """The ρ for which the target, times its scale, varies least over times and n paths from `y0`.
+
+    `E|target|² = E|score|² + variance`, so the least variance is where the second moment is least.
+    """
+    start_key, path_key = jax.random.split(key)
+    process = target.process
+    x = initial_states(y0, n, key=start_key)
+    times = target.forward.grid[1:][:: max(1, target.forward.steps // 32)]
+    rates = jnp.concatenate([jnp.zeros(1), jnp.exp(jnp.linspace(np.log(1e-2), np.log(1e4), 17))])
+    total = jnp.sum(jax.vmap(lambda t: jnp.mean(noise_diagonal(process.g(t))))(target.forward.grid[1:]))
+    rates = rates / (total * process.t1 / target.forward.steps)
+
+    @eqx.filter_jit
+    def moment(rate):
+        trial = eqx.tree_at(lambda p: p.forgetting, target, rate)
+        keys = jax.random.split(path_key, n)
+        draws = jax.vmap(lambda x, k: trial.draw(x, times, key=k).score)(x, keys)
+        return jnp.sum(jnp.mean(draws**2, axis=0)[:, 0].reshape(len(times), -1))
+
+    moments = np.array([float(moment(r)) for r in rates])
+    if not np.isfinite(moments).any():
+        raise ValueError("the pathwise target is not finite on pilot paths; give more steps=..., or a shorter window.")
+    return float(rates[np.nanargmin(np.where(np.isfinite(moments), moments, np.nan))])
