@@ -1,8 +1,12 @@
 """autodsm: learn the score of any diffusion `dy = f(y,t) dt + g(t) dw`, given only f and g."""
 
-from . import data, fokker_planck, priors, reference, systems
+from . import data, fokker_planck, network, priors, products, reference, systems, targets
+from .clock import Clock
+from .fit import Model, fit
+from .ism import ISM
 from .kernel import Gaussian, transition
 from .linearize import Affine, linearize
+from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from .priors import (
     ConstantBeta,
     CosineBeta,
@@ -21,7 +25,10 @@ from .simulate import simulate
 from .systems import System
 
 __all__ = [
+    "DSM",
+    "ISM",
     "Affine",
+    "Clock",
     "ConstantBeta",
     "ConstantGap",
     "CosineBeta",
@@ -30,21 +37,29 @@ __all__ = [
     "InverseBeta",
     "KLBound",
     "LinearBeta",
+    "LocalDSM",
+    "Model",
+    "PathwiseDSM",
     "Process",
     "ScheduledPairs",
     "System",
+    "TabulatedDSM",
     "cld",
     "data",
+    "fit",
     "fokker_planck",
     "kl_bound",
     "langevin",
     "linear",
     "linearize",
+    "network",
     "priors",
+    "products",
     "reference",
     "simulate",
     "sub_vp",
     "systems",
+    "targets",
     "transition",
     "ve",
     "vp",

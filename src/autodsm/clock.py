@@ -36,11 +36,12 @@ class Clock(eqx.Module):
         self.t1 = process.t1
         times = self.t1 * np.exp(np.linspace(np.log(_EARLIEST), 0.0, _POINTS))
         edges = np.concatenate([[0.0], times])
+        edges = np.interp(np.arange(8 * _POINTS + 1) / 8, np.arange(_POINTS + 1), edges)
         a, b = edges[:-1, None], edges[1:, None]
         with jax.ensure_compile_time_eval():
             rates = jax.jit(jax.vmap(lambda t: noise_diagonal(process.g(t))))(jnp.ravel(a + (b - a) * _NODES))
-        pieces = (b - a) * np.einsum("n,pne->pe", _WEIGHTS, np.asarray(rates, float).reshape(_POINTS, 8, -1))
-        values = np.max(np.cumsum(pieces, axis=0), axis=1)
+        pieces = (b - a) * np.einsum("n,pne->pe", _WEIGHTS, np.asarray(rates, float).reshape(8 * _POINTS, 8, -1))
+        values = np.max(np.cumsum(pieces, axis=0)[7::8], axis=1)
         if not values[-1] > 0:
             raise ValueError("diffusion is zero on all of [0, t1]: without noise there is no score to learn.")
         self.log_values = jnp.asarray(np.log(np.maximum(values, 1e-30 * values[-1])), float)

@@ -15,6 +15,7 @@ with its own mean and deviation, where
 As t → 0 its solution tends to N(0,1), so that one grid in ξ resolves all times, however narrow the kernel is.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ def transition_1d(
     q = q / (q.sum(axis=1, keepdims=True) * dx)
 
     saved = [(mean, np.sqrt(variance), q)]
-    for t, end in zip(times[:-1], times[1:], strict=True):
+    for t, end in itertools.pairwise(times):
         h = end - t
         # The frame follows mean and variance, and catches up with what it missed of them in the last step.
         force = drift(mean[:, None] + np.sqrt(variance)[:, None] * xi, t)

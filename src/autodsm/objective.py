@@ -9,14 +9,13 @@ With `‖v‖²_Q = vᵀ Q v`, a target ŝ whose mean given y_t is the score, it
 | "perceptual" | `½ mean_i σ_i² (s_θ − ŝ)_i²`, over coordinates that noise enters          | as drawn        |
 
 The first is the negative of a lower bound on log p(x) (up to the piece before t0) in nats; the last asks the network
-for the noise that was added, and is what trains best. `ISM` needs no target: `½‖s_θ‖²_Q + ∇·(Q s_θ)`.
+for the noise that was added, and is what trains best.
 
-Every objective is in two halves: `draws(x, key)` makes states and targets, without the network, and `at(score, draw)` is
-the loss at one of them. A trainer can so make draws for many steps at once, and spread those of one path over them.
+Every objective is in two halves: `draws(x, key)` makes states and targets, without the network, and `at(score, draw)`
+is the loss at one of them. A trainer can so make draws for many steps at once, and spread those of one path over them.
 """
 
 import abc
-import warnings
 from typing import Any
 
 import equinox as eqx
@@ -28,14 +27,13 @@ from jaxtyping import Array, Float
 from ._types import PRNGKey, State
 from .clock import TimeLaw
 from .errors import check_count, check_name
-from .network import non_smooth_activation
+from .noise import divergence, inner, noisy, squared
 from .process import Process
 from .schedule import AbstractSchedule, FromZero, ScheduledPairs
 from .simulate import initial_states
-from .structure import AbstractStructure, Elementwise, noise_kind
 from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
-from .targets.pathwise import choose_forgetting
 from .targets.paths import choose_steps
+from .targets.pathwise import choose_forgetting
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
 VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
@@ -82,8 +80,8 @@ class AbstractObjective(eqx.Module):
 class DSM(AbstractObjective):
     """Denoising score matching of any target. `LocalDSM`, `PathwiseDSM`, `TabulatedDSM` build it.
 
-        objective = DSM(process, target, weighting="perceptual")
-        loss = objective(score, x, key=key)
+    objective = DSM(process, target, weighting="perceptual")
+    loss = objective(score, x, key=key)
     """
 
     process: Process
@@ -151,21 +149,21 @@ class DSM(AbstractObjective):
     def _one(self, score, draw: Draw, y, target):
         found = score(y, draw.t)
         if self.weighting == "perceptual":
-            mask = _noisy(self.process, draw.t, y.shape)
+            mask = noisy(self.process, draw.t, y.shape)
             return 0.5 * jnp.sum(mask * (draw.scale * (found - target)) ** 2) / jnp.sum(mask * jnp.ones_like(y))
         if self.weighting == "score":
-            return 0.5 * _squared(self.process, draw.t, found - target)
+            return 0.5 * squared(self.process, draw.t, found - target)
         # ½‖s − ŝ‖² − ½‖ŝ‖², without the difference of two large numbers
-        quadratic = 0.5 * _inner(self.process, draw.t, found, found - 2.0 * target)
+        quadratic = 0.5 * inner(self.process, draw.t, found, found - 2.0 * target)
         return quadratic - jax.lax.stop_gradient(divergence(self.process, y, draw.t))
 
     def _control(self, score, draw: Draw):
         """`s_θ(m)ᵀ Q ŝ`, of mean zero: it takes away the part of the noise that an even network would not average."""
         found = score(draw.anchor, draw.t)
         if self.weighting == "perceptual":
-            mask = _noisy(self.process, draw.t, found.shape)
+            mask = noisy(self.process, draw.t, found.shape)
             return jnp.sum(mask * draw.scale**2 * found * draw.score[0]) / jnp.sum(mask * jnp.ones_like(found))
-        return _inner(self.process, draw.t, found, draw.score[0])
+        return inner(self.process, draw.t, found, draw.score[0])
 
     def prepare(self, y0, *, key):
         target, keys = self.target, jax.random.split(key, 3)
@@ -179,7 +177,7 @@ class DSM(AbstractObjective):
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
-        return _replace(self, target=target, open=())
+        return replace(self, target=target, open=())
 
     def covers(self, x):
         return self.target.covers(x)
@@ -257,9 +255,7 @@ def LocalDSM(
     target = Local(process, schedule, forward, expand=expand, ito=ito, antithetic=antithetic)
     control = variance_reduction == "control"
     pairs = 1 if from_zero else pairs_per_path
-    return DSM(
-        process, target, weighting=weighting, control=control, pairs_per_path=pairs, open=left_open, **options
-    )
+    return DSM(process, target, weighting=weighting, control=control, pairs_per_path=pairs, open=left_open, **options)
 
 
 def PathwiseDSM(
@@ -287,9 +283,7 @@ def PathwiseDSM(
     left_open = [name for name, value in (("steps", steps), ("forgetting", forgetting)) if value is None]
     if window is not None and forgetting is None:
         left_open.remove("forgetting")
-    return DSM(
-        process, target, weighting=weighting, pairs_per_path=pairs_per_path, open=tuple(left_open), **options
-    )
+    return DSM(process, target, weighting=weighting, pairs_per_path=pairs_per_path, open=tuple(left_open), **options)
 
 
 def TabulatedDSM(
@@ -317,127 +311,7 @@ def TabulatedDSM(
     return DSM(process, target, weighting=weighting, **options)
 
 
-class ISM(AbstractObjective):
-    """Implicit score matching: `½‖s_θ‖²_Q + ∇·(Q s_θ)`, with an exact divergence or Hutchinson's estimate of it.
-
-        objective = ISM(process, divergence="hutchinson", probes=1)
-
-    The network needs a smooth activation: the divergence of a network of kinks (ReLU) jumps where a unit switches,
-    automatic differentiation does not see the jumps, and training stalls. `y_t` comes from `forward`, by default paths.
-    Times as for the "likelihood" weighting of `DSM`: the loss is an integral over (t0, t1].
-    """
-
-    process: Process
-    forward: AbstractForward
-    times: TimeLaw
-    divergence: str = eqx.field(static=True)
-    probes: int = eqx.field(static=True)
-    pairs_per_path: int = eqx.field(static=True)
-    open: tuple[str, ...] = eqx.field(static=True)
-
-    def __init__(
-        self,
-        process: Process,
-        *,
-        divergence: str = "exact",
-        probes: int = 1,
-        forward: AbstractForward | None = None,
-        steps: int | None = None,
-        times: str = "uniform",
-        t0: float | None = None,
-        pairs_per_path: int = 16,
-    ):
-        check_name("divergence", divergence, ("exact", "hutchinson"))
-        check_count("probes", probes)
-        check_count("pairs_per_path", pairs_per_path)
-        self.process = process
-        self.open = ("steps",) if forward is None and steps is None else ()
-        self.forward = Paths(process, DEFAULT_STEPS if steps is None else steps) if forward is None else forward
-        self.times = TimeLaw(process, times, t0)
-        self.divergence = divergence
-        self.probes = probes
-        self.pairs_per_path = pairs_per_path
-
-    @property
-    def evaluations(self) -> int:
-        return 1
-
-    def draws(self, x, *, key, u=None):
-        state_key, probe_key, u_key = jax.random.split(key, 3)
-        k = self.pairs_per_path
-        u = jax.random.uniform(u_key, (), x.dtype) if u is None else u
-        t = self.times.at((jnp.arange(k, dtype=x.dtype) + u) / k)
-        y = jax.lax.stop_gradient(self.forward.states(x, t, key=state_key))
-        if self.divergence == "exact":
-            return t, y, jnp.zeros((k, 0, *x.shape), x.dtype)
-        return t, y, jax.random.rademacher(probe_key, (k, self.probes, *x.shape), x.dtype)
-
-    def at(self, score, draw):
-        t, y, probes = draw
-        if (name := non_smooth_activation(score)) is not None:
-            warnings.warn(
-                f"implicit score matching with the activation {name!r}: its divergence jumps where a unit switches, "
-                'and the gradient is biased. Use a smooth one, e.g. activation="silu".',
-                stacklevel=2,
-            )
-
-        def flow(y):
-            s = score(y, t)
-            return _apply_Q(self.process, t, s), s
-
-        if self.divergence == "exact":
-            basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
-            Qs, push, s = jax.linearize(flow, y, has_aux=True)
-            trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(basis))
-        else:
-            Qs, push, s = jax.linearize(flow, y, has_aux=True)
-            trace = jnp.mean(jax.vmap(lambda v: jnp.sum(v * push(v)))(probes))
-        return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
-
-    def prepare(self, y0, *, key):
-        if "steps" not in self.open:
-            return self
-        steps = choose_steps(self.process, y0, key=key)
-        return _replace(self, forward=Paths(self.process, steps), open=())
-
-    def covers(self, x):
-        return self.forward.covers(x)
-
-
-def divergence(process: Process, y: State, t) -> Float[Array, ""]:
-    """`∇·f`, exact, at the cost of the drift's structure."""
-    structure = process.structure_for(y.shape)
-    _, A = structure.jacobian(lambda y: process.f(y, t), y)
-    return jnp.sum(A) if isinstance(structure, Elementwise) else jnp.sum(jnp.trace(A, axis1=-2, axis2=-1))
-
-
-def _apply_Q(process: Process, t, v: State) -> State:
-    g = process.g(t).astype(v.dtype)
-    structure: AbstractStructure = process.structure_for(v.shape)
-    if noise_kind(g.shape, v.shape) == "matrix":
-        return structure.join(structure.matvec(structure.noise_cov(g), structure.split(v)))
-    return Elementwise(v.shape).noise_cov(g) * v
-
-
-def _inner(process: Process, t, a: State, b: State) -> Float[Array, ""]:
-    return jnp.sum(a * _apply_Q(process, t, b))
-
-
-def _squared(process: Process, t, v: State) -> Float[Array, ""]:
-    return _inner(process, t, v, v)
-
-
-def _noisy(process: Process, t, shape: tuple[int, ...]) -> Array:
-    """1 for coordinates that noise enters, 0 for others."""
-    g = process.g(t)
-    if noise_kind(g.shape, shape) == "matrix":
-        structure = process.structure_for(shape)
-        rows = jnp.diagonal(structure.noise_cov(g), axis1=-2, axis2=-1)
-        return structure.join((rows > 0).astype(float))
-    return (Elementwise(shape).noise_cov(g) > 0).astype(float)
-
-
-def _replace(module, **changes):
+def replace(module, **changes):
     """A copy of an Equinox module with other values in some fields, static ones included."""
     new = object.__new__(type(module))
     for name in module.__dataclass_fields__:

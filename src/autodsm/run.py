@@ -22,12 +22,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config) -> "RunFolder":
-        """Make `path`, which must not exist yet or be empty, and record the configuration (a dataclass) in it."""
+        """Make `path`, which must not hold anything yet, and record the configuration, a dataclass or dict, in it."""
         path = Path(path)
         check_free(path)
         (path / "figures").mkdir(parents=True)
         folder = cls(path)
-        folder._write("config.json", dataclasses.asdict(config))
+        folder._write("config.json", config if isinstance(config, dict) else dataclasses.asdict(config))
         return folder
 
     def save_figure(self, name: str, figure: Figure) -> Path:

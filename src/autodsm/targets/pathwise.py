@@ -1,6 +1,6 @@
 """The pathwise target: a weight carried along the path, whose mean given y_t is the score, with no linearization.
 
-Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; then `E[−Z/Ω | y] = ∇ log q(y)`. It goes on to do so
+Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; then `E[−Z/Ω | y] = ∇ log q(y)`. It stays so
 
 - under a smooth map `y⁺ = Φ(y)` with Jacobian J, when `Z⁺ = J⁻ᵀ (Z + Ω ∇ log det J)`, Ω unchanged;
 - under noise `y⁺ = y + √h g ξ`, when `Z⁺ = Z + ω√h Q⁻¹g ξ`, `Ω⁺ = Ω + ω h`, for any ω ≥ 0;
@@ -189,7 +189,8 @@ class Pathwise(AbstractTarget):
             slope = jax.grad(lambda y: jnp.sum(_eliminate(structure.jacobian(phi, y)[1])[1]))(y)
             Z = structure.matvec(_eliminate(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
-        return Weighted(*_series(phi, y, Z, omega, key), omega)
+        probe = jax.random.rademacher(key, y.shape, y.dtype)
+        return Weighted(*_series(phi, y, Z, omega, probe), omega)
 
 
 def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
@@ -210,8 +211,8 @@ def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
     return rows[..., n:], log_det
 
 
-def _series(phi, y, Z, omega, key) -> tuple[State, State]:
-    probe = jax.random.rademacher(key, y.shape, y.dtype)
+def _series(phi, y, Z, omega, probe) -> tuple[State, State]:
+    """`Φ(y)` and `J⁻ᵀ (Z + Ω ∇ log det J)`, to third order in J − I."""
 
     def log_det(y):
         _, push = jax.linearize(phi, y)

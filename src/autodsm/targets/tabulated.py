@@ -5,9 +5,9 @@ computes it for a grid of y_0; it is stored as a transport map of `z ~ N(0,1)`,
 
     y_t = M + S (z + R(y_0, τ, z)),        S ∂ log q(y_t|y_0) = −z + R₂(y_0, τ, z),
 
-with `(M − y_0)/τ` and `S/√τ` on a (log τ, y_0) grid and R, R₂ on a (log τ, y_0, z) grid, all interpolated linearly. τ is
-`½ ∫_0^t g²` when `f/g²` does not depend on time (Langevin processes), else it is t. A draw is then a look-up: no path,
-no linearization. Coordinates with different drifts or noise have a table each.
+with `(M − y_0)/τ` and `S/√τ` on a (log τ, y_0) grid and R, R₂ on a (log τ, y_0, z) grid, all interpolated linearly. τ
+is `½ ∫_0^t g²` when `f/g²` does not depend on time (Langevin processes), else it is t. A draw is then a look-up: no
+path, no linearization. Coordinates with different drifts or noise have a table each.
 """
 
 import weakref
@@ -109,14 +109,16 @@ class Tabulated(AbstractTarget):
         i, a = _position(jnp.log(tau), *tables.log_tau, tables.frame.shape[1])
         j, b = _position(x, *tables.y_range, tables.frame.shape[2])
         weights = [((1 - a) * (1 - b), 0, 0), ((1 - a) * b, 0, 1), (a * (1 - b), 1, 0), (a * b, 1, 1)]
-        frame = sum(w[..., None] * tables.frame[law, i + di, j + dj] for w, di, dj in weights)
+        frame = jnp.zeros((*x.shape, 2), tables.frame.dtype)
+        for w, di, dj in weights:
+            frame = frame + w[..., None] * tables.frame[law, i + di, j + dj]
         inside = (x >= tables.y_range[0]) & (x <= tables.y_range[1])
         mean = jnp.where(inside, x + tau * frame[..., 0], jnp.nan).astype(x.dtype)
         scale = (jnp.sqrt(tau) * frame[..., 1]).astype(x.dtype)
 
         def one(z):
             k, c = _position(jnp.clip(z, _Z[0], _Z[-1]), _Z[0], _Z[-1], len(_Z))
-            found = 0.0
+            found = jnp.zeros((*x.shape, 2), tables.residual.dtype)
             for w, di, dj in weights:
                 for v, dk in ((1 - c, 0), (c, 1)):
                     found = found + (w * v)[..., None] * tables.residual[law, i + di, j + dj, k + dk]

@@ -1,0 +1,103 @@
+"""Implicit score matching (Hyvärinen, 2005): `½‖s_θ‖²_Q + ∇·(Q s_θ)`: no target, at the price of a divergence."""
+
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .clock import TimeLaw
+from .errors import check_count, check_name
+from .network import non_smooth_activation
+from .noise import apply_Q
+from .objective import DEFAULT_STEPS, AbstractObjective, replace
+from .process import Process
+from .targets import AbstractForward, Paths
+from .targets.paths import choose_steps
+
+
+class ISM(AbstractObjective):
+    """Implicit score matching: `½‖s_θ‖²_Q + ∇·(Q s_θ)`, with an exact divergence or Hutchinson's estimate of it.
+
+        objective = ISM(process, divergence="hutchinson", probes=1)
+
+    The network needs a smooth activation: the divergence of a network of kinks (ReLU) jumps where a unit switches,
+    automatic differentiation does not see the jumps, and training stalls. `y_t` comes from `forward`, by default paths.
+    Times as for the "likelihood" weighting of `DSM`: the loss is an integral over (t0, t1].
+    """
+
+    process: Process
+    forward: AbstractForward
+    times: TimeLaw
+    divergence: str = eqx.field(static=True)
+    probes: int = eqx.field(static=True)
+    pairs_per_path: int = eqx.field(static=True)
+    open: tuple[str, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        divergence: str = "exact",
+        probes: int = 1,
+        forward: AbstractForward | None = None,
+        steps: int | None = None,
+        times: str = "uniform",
+        t0: float | None = None,
+        pairs_per_path: int = 16,
+    ):
+        check_name("divergence", divergence, ("exact", "hutchinson"))
+        check_count("probes", probes)
+        check_count("pairs_per_path", pairs_per_path)
+        self.process = process
+        self.open = ("steps",) if forward is None and steps is None else ()
+        self.forward = Paths(process, DEFAULT_STEPS if steps is None else steps) if forward is None else forward
+        self.times = TimeLaw(process, times, t0)
+        self.divergence = divergence
+        self.probes = probes
+        self.pairs_per_path = pairs_per_path
+
+    @property
+    def evaluations(self) -> int:
+        return 1
+
+    def draws(self, x, *, key, u=None):
+        state_key, probe_key, u_key = jax.random.split(key, 3)
+        k = self.pairs_per_path
+        u = jax.random.uniform(u_key, (), x.dtype) if u is None else u
+        t = self.times.at((jnp.arange(k, dtype=x.dtype) + u) / k)
+        y = jax.lax.stop_gradient(self.forward.states(x, t, key=state_key))
+        if self.divergence == "exact":
+            return t, y, jnp.zeros((k, 0, *x.shape), x.dtype)
+        return t, y, jax.random.rademacher(probe_key, (k, self.probes, *x.shape), x.dtype)
+
+    def at(self, score, draw):
+        t, y, probes = draw
+        if (name := non_smooth_activation(score)) is not None:
+            warnings.warn(
+                f"implicit score matching with the activation {name!r}: its divergence jumps where a unit switches, "
+                'and the gradient is biased. Use a smooth one, e.g. activation="silu".',
+                stacklevel=2,
+            )
+
+        def flow(y):
+            s = score(y, t)
+            return apply_Q(self.process, t, s), s
+
+        if self.divergence == "exact":
+            basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
+            Qs, push, s = jax.linearize(flow, y, has_aux=True)
+            trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(basis))
+        else:
+            Qs, push, s = jax.linearize(flow, y, has_aux=True)
+            trace = jnp.mean(jax.vmap(lambda v: jnp.sum(v * push(v)))(probes))
+        return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
+
+    def prepare(self, y0, *, key):
+        if "steps" not in self.open:
+            return self
+        steps = choose_steps(self.process, y0, key=key)
+        return replace(self, forward=Paths(self.process, steps), open=())
+
+    def covers(self, x):
+        return self.forward.covers(x)

@@ -1,0 +1,69 @@
+"""Mean and deviation of every coordinate of y_t over time, from a pilot of simulated paths.
+
+They give a network a frame in which its inputs are of order one at every t, and a Gaussian guess of the score,
+`−(y − m_t)/s_t²`, to start from.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._types import PRNGKey, State
+from .process import Process
+from .simulate import initial_states
+from .targets import AbstractForward
+
+POINTS = 65
+
+
+class Marginals(eqx.Module):
+    """`m_t` and `s_t`, interpolated linearly over a uniform grid of times.
+
+    marginals = Marginals.estimate(process, y0, forward, key=key)
+    marginals.score(y, t)
+    """
+
+    mean: Float[Array, "points ..."]
+    std: Float[Array, "points ..."]
+    t1: float = eqx.field(static=True)
+
+    @classmethod
+    def estimate(cls, process: Process, y0, forward: AbstractForward, *, key: PRNGKey, n: int = 4096) -> "Marginals":
+        """From n draws of `forward`; deviations are smoothed by no less than a thousandth of the largest."""
+        start_key, path_key = jax.random.split(key)
+        x = initial_states(y0, n, key=start_key)
+        times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1).astype(x.dtype)
+        draw = jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)))
+        chunk = max(1, min(n, (1 << 23) // max(1, POINTS * int(np.prod(x.shape[1:])))))
+        parts = [draw(x[i : i + chunk], k) for i, k in _chunks(path_key, n, chunk)]
+        states = np.concatenate([np.asarray(p, np.float64) for p in parts])
+        std = states.std(axis=0)
+        if not np.isfinite(std).all():
+            raise ValueError("simulated states are not finite: paths leave the domain of the drift, or steps are few.")
+        floor = 1e-3 * max(float(std.max()), 1e-30)
+        return cls(jnp.asarray(states.mean(axis=0), float), jnp.asarray(np.maximum(std, floor), float), process.t1)
+
+    def at(self, t) -> tuple[State, State]:
+        """`(m_t, s_t)`."""
+        place = jnp.clip(jnp.asarray(t, float) / self.t1 * (POINTS - 1), 0.0, POINTS - 1.0)
+        left = jnp.minimum(place.astype(int), POINTS - 2)
+        part = place - left
+        mean, std = ((1 - part) * v[left] + part * v[left + 1] for v in (self.mean, self.std))
+        return mean, std
+
+    def score(self, y: State, t) -> State:
+        """That of the Gaussian with these moments."""
+        mean, std = self.at(t)
+        return ((mean - y) / std**2).astype(y.dtype)
+
+    def standardize(self, y: State, t) -> State:
+        mean, std = self.at(t)
+        return ((y - mean) / std).astype(y.dtype)
+
+
+def _chunks(key: PRNGKey, n: int, size: int):
+    keys = jax.random.split(key, n)
+    for i in range(0, n, size):
+        yield i, keys[i : i + size]

@@ -1,0 +1,285 @@
+"""Targets against exact kernels and Stein's identity: `E[ŝ φ(y)] = −E[∇φ(y)]` for all φ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import autodsm as ad
+from autodsm.fokker_planck import solve_1d, transition_1d
+from autodsm.targets import Local, Paths, Pathwise, Tabulated
+from autodsm.targets.paths import choose_steps, time_grid
+from autodsm.targets.pathwise import Weighted, _series, choose_forgetting
+
+N = 100_000
+MATRIX = jnp.array([[0.9, 0.2], [-0.3, 0.7]])
+
+
+def repulsion(y):
+    apart = y[:, None] - y[None]
+    return 1.5 * jnp.sum(apart * jnp.exp(-jnp.sum(apart**2, -1, keepdims=True)), 1)
+
+
+# Coupled, nonlinear, time-dependent, without symmetry; slopes bounded, so that coarse steps are stable.
+COUPLED = {
+    "tanh": (
+        ad.Process(
+            lambda y, t: jnp.stack(
+                [jnp.tanh(2 * y[0] - y[1]) - y[0] + 0.5 * jnp.sin(3 * t), jnp.sin(y[0]) - 0.7 * y[1]]
+            ),
+            MATRIX,
+            2.0,
+        ),
+        (2,),
+    ),
+    "ring": (
+        ad.Process(
+            lambda y, t: jnp.roll(jnp.tanh(y), 1) * (1 + 0.5 * t) - 0.8 * y, lambda t: 0.6 + 0.3 * jnp.sin(t), 2.0
+        ),
+        (3,),
+    ),
+    "pairs": (
+        ad.Process(
+            lambda y, t: -0.5 * y + repulsion(y),
+            jnp.array([[0.8, 0.0, 0.3], [0.1, 0.6, 0.0]]),
+            2.0,
+        ),
+        (2, 2),
+    ),
+}  # fmt: skip
+TESTS = (
+    lambda y: y[0],
+    lambda y: y[0] * y[1],
+    lambda y: jnp.sin(y[0] - 2 * y[-1]),
+    lambda y: jnp.tanh(y[1]) ** 2,
+)
+
+
+def start(shape):
+    return lambda key, n: 0.7 * jax.random.normal(key, (n, *shape)) + 0.3
+
+
+def stein_z_scores(target, shape, times, n=N, seed=0):
+    """`E[ŝ φ + ∇φ]` in standard errors, for each time, test function and coordinate."""
+    x_key, draw_key = jax.random.split(jax.random.key(seed))
+    x = start(shape)(x_key, n)
+    draw = jax.jit(jax.vmap(lambda x, k: target.draw(x, jnp.asarray(times), key=k)))(x, jax.random.split(draw_key, n))
+    y, s = draw.y[:, :, 0].reshape(n, len(times), -1), draw.score[:, :, 0].reshape(n, len(times), -1)
+    scores = []
+    for phi in TESTS:
+        value, slope = jax.vmap(jax.vmap(jax.value_and_grad(phi)))(y)
+        residual = np.asarray(value[..., None] * s + slope, np.float64)
+        scores.append(residual.mean(0) / (residual.std(0) / np.sqrt(n)))
+    return np.stack(scores)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize(("window", "forgetting"), [(None, 0.0), (None, 3.0), (0.4, 0.0), (0.4, 3.0)])
+def test_pathwise_is_exact_for_coarse_chains(name, window, forgetting):
+    process, shape = COUPLED[name]
+    target = Pathwise(process, Paths(process, 8), window=window, forgetting=forgetting, gaussian=True, exact=True)
+    z = stein_z_scores(target, shape, [0.33, 1.9])
+    # 48 to 96 residuals: the largest of so many normal ones is below 4.5 but once in 1,500 times.
+    assert np.abs(z).max() < 4.5, z
+
+
+def test_a_wrong_pathwise_target_is_noticed(monkeypatch):
+    process, shape = COUPLED["tanh"]
+    target = Pathwise(process, Paths(process, 8), gaussian=True, exact=True)
+    monkeypatch.setattr("autodsm.targets.pathwise._eliminate", lambda J: (jnp.linalg.inv(J), 0.0 * J[..., 0, 0]))
+    assert np.abs(stein_z_scores(target, shape, [1.9])).max() > 6
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_series_is_of_third_order(x64, name):
+    """Averaged over every probe of signs, which makes the traces exact, it differs from exact Jacobians by O(h⁴)."""
+    process, shape = COUPLED[name]
+    d = int(np.prod(shape))
+    y = jnp.asarray(np.linspace(-0.5, 0.8, d)).reshape(shape)
+    probes = jnp.asarray(1.0 - 2.0 * ((np.arange(2**d)[:, None] >> np.arange(d)) & 1)).reshape(-1, *shape)
+    target = Pathwise(process, Paths(process, 32), exact=True)
+    errors = []
+    for h in (0.08, 0.04):
+        phi = lambda y, h=h: y + h * process.f(y + 0.5 * h * process.f(y, 0.5), 0.5 + 0.5 * h)  # noqa: E731
+        end, found = jax.vmap(lambda p, phi=phi: _series(phi, y, 0.3 - y, 0.7, p))(probes)
+        want = target._drift(Weighted(y, 0.3 - y, jnp.asarray(0.7)), 0.5, 0.5 + h, jax.random.key(0))
+        np.testing.assert_allclose(end[0], want.y, rtol=1e-12)
+        errors.append(float(jnp.max(jnp.abs(found.mean(0) - want.Z))))
+    assert errors[0] < 1e-3
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(4.0, abs=0.5)
+
+
+def test_four_point_noise_changes_the_target_little():
+    process, shape = COUPLED["tanh"]
+    target = Pathwise(process, Paths(process, 48), forgetting=2.0)
+    assert np.abs(stein_z_scores(target, shape, [0.5, 2.0])).max() < 4.5
+
+
+def test_pathwise_on_a_linear_process_has_the_exact_score_as_its_mean():
+    """OU from a point: the score is known, and the target's regression on y must be it, slope and intercept."""
+    process = ad.systems.ornstein_uhlenbeck(rate=1.3, noise=0.8, t1=2.0).process
+    target = Pathwise(process, Paths(process, 32), forgetting=1.0)
+    x, t, n = jnp.array([0.7]), 1.1, N
+    draw = jax.jit(jax.vmap(lambda k: target.draw(x, jnp.array([t]), key=k)))(jax.random.split(jax.random.key(3), n))
+    y, s = (np.asarray(v[:, 0, 0, 0], float) for v in (draw.y, draw.score))
+    mean, var = 0.7 * np.exp(-1.3 * t), 0.64 / 2.6 * (1 - np.exp(-2.6 * t))
+    slope, intercept = np.polyfit(y - mean, s, 1)
+    error = np.std(s + (y - mean) / var) / np.sqrt(n)
+    assert abs(intercept) < 4 * error
+    assert abs(slope + 1 / var) < 4 * error / np.std(y)
+
+
+def test_pathwise_refuses_singular_noise():
+    system = ad.systems.swimmer()
+    with pytest.raises(ValueError, match=r"pathwise target divides by the noise.*Use LocalDSM"):
+        Pathwise(system.process, Paths(system.process, 8)).draw(jnp.zeros(2), jnp.ones(1), key=jax.random.key(0))
+    with pytest.raises(ValueError, match="forgetting=-1"):
+        Pathwise(system.process, Paths(system.process, 8), forgetting=-1.0)
+
+
+def test_forgetting_is_chosen_near_twice_the_contraction_rate():
+    """OU started in its stationary law: weights older than the memory only add noise."""
+    system = ad.systems.ornstein_uhlenbeck(rate=2.0, noise=2.0, t1=4.0)
+    target = Pathwise(system.process, Paths(system.process, 64))
+    chosen = choose_forgetting(target, system.y0, key=jax.random.key(0)) * 4.0  # of ∫g²; g² = 4
+    assert 1.0 < chosen < 16.0
+
+
+def scalar_kernel(process, y0, t, cells=8000):
+    """q(y_t|y_0) of a scalar process on a fixed fine grid, from a narrow Gaussian in place of a point."""
+    width = 0.02
+    return solve_1d(
+        process,
+        lambda x: np.exp(-0.5 * ((x - y0) / width) ** 2),
+        [t],
+        x_range=(-12.0, 12.0),
+        cells=cells,
+        steps=800,
+    ), width
+
+
+PROCESSES = {
+    "logistic": ad.langevin(dist.Logistic(0.0, 1.0)),
+    "double well": ad.Process(lambda y, t: y - y**3, 0.7, 1.0),
+    "driven": ad.Process(lambda y, t: jnp.sin(2 * y) - y + jnp.cos(3 * t), lambda t: 0.5 + 0.4 * t, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_tabulated_moments_and_stein_by_quadrature(name):
+    """No random numbers: z on a fine grid with its normal weights."""
+    process = PROCESSES[name]
+    target = Tabulated(process, (1,), y_range=(-2.0, 2.0))
+    z = np.linspace(-5.5, 5.5, 2201)
+    weight = np.exp(-0.5 * z**2) * (z[1] - z[0]) / np.sqrt(2 * np.pi)
+    for y0 in (-1.73, 0.31):
+        for t in (0.05, 0.3, 1.0):
+            at = jax.jit(jax.vmap(lambda z, y0=y0, t=t: target._draw(jnp.array([y0]), jnp.asarray(t), z)))
+            draw = at(jnp.asarray(z[:, None], jnp.float32))
+            y, s = (np.asarray(v[:, 0, 0], float) for v in (draw.y, draw.score))
+            grid, width = scalar_kernel(process, y0, t)
+            dx = grid.x[1] - grid.x[0]
+            std = np.sqrt(np.sum(grid.q[0] * grid.x**2) * dx - (np.sum(grid.q[0] * grid.x) * dx) ** 2)
+            for phi in (lambda y: y, lambda y: y**2, np.sin):
+                blur = 0.5 * width**2 * 20  # what the narrow Gaussian may add, with curvatures up to 20
+                assert np.sum(weight * phi(y)) == pytest.approx(
+                    np.sum(grid.q[0] * phi(grid.x)) * dx, abs=3e-3 * std + blur
+                )
+            for phi, slope in ((lambda y: y, np.ones_like), (np.sin, np.cos), (lambda y: y**2, lambda y: 2 * y)):
+                residual = np.sum(weight * (s * phi(y) + slope(y)))
+                size = np.sqrt(np.sum(weight * slope(y) ** 2))
+                assert abs(residual) < 4e-3 * max(size, 1.0)  # 10⁻³ is what is claimed for the score; sums of three
+
+
+def test_tabulated_is_exact_for_a_gaussian_kernel():
+    process = ad.vp(ad.LinearBeta(0.1, 10.0))
+    target = Tabulated(process, (3,), y_range=(-2.0, 2.0))
+    x, z = jnp.array([-1.9, 0.1, 1.2]), jnp.array([0.5, -2.2, 3.1])
+    for t in (1e-4, 1e-3, 0.05, 0.4, 1.0):
+        draw = target._draw(x, jnp.asarray(t), z)
+        total = 0.1 * t + 4.95 * t**2
+        std = np.sqrt(-np.expm1(-total))
+        np.testing.assert_allclose((draw.y[0] - np.exp(-0.5 * total) * x) / std, z, atol=2e-3)
+        np.testing.assert_allclose(draw.score[0] * std, -z, atol=2e-3)
+        np.testing.assert_allclose(draw.scale, std, rtol=1e-3)
+
+
+def test_tabulated_clock():
+    assert Tabulated(PROCESSES["logistic"], (1,), y_range=(-2.0, 2.0)).tables.separable
+    assert not Tabulated(PROCESSES["driven"], (1,), y_range=(-2.0, 2.0)).tables.separable
+
+
+def test_tabulated_tells_laws_apart():
+    process = ad.Process(lambda y, t: -jnp.array([0.5, 2.0, 0.5]) * y, 1.0, 2.0)
+    target = Tabulated(process, (3,), y_range=(-1.0, 1.0))
+    assert target.tables.law.tolist() in ([0, 1, 0], [1, 0, 1])
+    draw = target._draw(jnp.ones(3), jnp.asarray(1.0), jnp.zeros(3))
+    np.testing.assert_allclose(draw.y[0], np.exp([-0.5, -2.0, -0.5]), rtol=2e-3)
+    many = ad.Process(lambda y, t: -jnp.arange(100.0) * y, 1.0, 2.0)
+    with pytest.raises(ValueError, match="100 different laws"):
+        Tabulated(many, (100,), y_range=(-1.0, 1.0))
+
+
+def test_tabulated_refusals():
+    with pytest.raises(ValueError, match=r"couples coordinates\. Use PathwiseDSM"):
+        Tabulated(COUPLED["ring"][0], (3,), y_range=(-1.0, 1.0))
+    with pytest.raises(ValueError, match=r"y_range=\(1\.0, -1\.0\)"):
+        Tabulated(PROCESSES["logistic"], (1,), y_range=(1.0, -1.0))
+    target = Tabulated(PROCESSES["logistic"], (1,), y_range=(-2.0, 2.0))
+    assert "outside y_range=(-2, 2)" in target.covers(np.array([[0.0], [2.5]]))
+    assert target.covers(np.array([[0.0], [1.5]])) is None
+    draw = target.draw(jnp.array([2.5]), jnp.array([0.5]), key=jax.random.key(0))
+    assert np.isnan(draw.y).all()
+
+
+def test_tables_are_built_once():
+    process = ad.langevin(dist.Logistic(0.0, 1.0))
+    first = Tabulated(process, (1,), y_range=(-1.0, 1.0)).tables
+    assert Tabulated(process, (1,), y_range=(-1.0, 1.0)).tables is first
+    assert Tabulated(process, (1,), y_range=(-1.5, 1.0)).tables is not first
+
+
+def test_moving_frame_keeps_mass_and_moments():
+    times = np.exp(np.linspace(np.log(1e-6), np.log(3.0), 301))
+    found = transition_1d(lambda y, t: y - y**3, lambda t: 0.49, np.array([-1.5, 0.0, 4.0]), times, cells=800)
+    dx, xi = found.faces[1] - found.faces[0], 0.5 * (found.faces[1:] + found.faces[:-1])
+    np.testing.assert_allclose(found.q.sum(-1) * dx, 1.0, atol=1e-10)
+    np.testing.assert_allclose((found.q * xi).sum(-1) * dx, 0.0, atol=0.02)
+    np.testing.assert_allclose((found.q * xi**2).sum(-1) * dx, 1.0, atol=0.05)
+
+
+def test_paths_have_the_right_law_at_any_time():
+    system = ad.systems.ornstein_uhlenbeck(rate=1.3, noise=0.8, t1=2.0)
+    paths = Paths(system.process, 24)
+    times, n = jnp.array([1.77, 0.013, 0.5]), N
+    x = jnp.array([0.7])
+    y = jax.jit(jax.vmap(lambda k: paths.states(x, times, key=k)))(jax.random.split(jax.random.key(0), n))[..., 0]
+    mean, var = 0.7 * np.exp(-1.3 * times), 0.64 / 2.6 * (1 - np.exp(-2.6 * times))
+    assert np.all(np.abs(y.mean(0) - mean) < 4 * np.sqrt(var / n) + 2e-3)
+    assert np.all(np.abs(y.var(0) / var - 1) < 4 * np.sqrt(2 / n) + 5e-3)
+
+
+def test_steps_follow_the_stiffness():
+    start_law = start((1,))
+    slow, fast = (ad.Process(lambda y, t, a=a: -a * y, 1.0, 1.0) for a in (2.0, 40.0))
+    few, many = (choose_steps(p, start_law, key=jax.random.key(0)) for p in (slow, fast))
+    assert few < 32
+    assert 4 * few < many
+    grid = time_grid(ad.vp(ad.LinearBeta(0.1, 20.0)), 10)
+    assert grid[0] == 0
+    assert grid[-1] == pytest.approx(1.0)
+    assert grid[1] > 2 * (grid[-1] - grid[-2])
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_local_target_is_the_kernel_score(antithetic):
+    process, shape = COUPLED["tanh"]
+    target = Local(process, ad.ScheduledPairs(process, 0.1), Paths(process, 32), antithetic=antithetic)
+    draw = target.draw(jnp.array([0.3, -0.2]), jnp.array([0.7, 1.4]), key=jax.random.key(1))
+    assert draw.y.shape == (2, 1 + antithetic, 2)
+    if antithetic:
+        np.testing.assert_allclose(draw.y.mean(1), draw.anchor, atol=1e-6)
+        np.testing.assert_allclose(draw.score[:, 0], -draw.score[:, 1], atol=1e-6)
+    z = stein_z_scores(Local(process, ad.ScheduledPairs(process, 0.01), Paths(process, 64)), shape, [0.5, 1.5])
+    assert np.abs(z).max() < 4.5
