@@ -38,11 +38,16 @@ ORDER = [
     "products",
     "run",
     "checkpoint",
+    "watch",
+    "record",
     "train",
+    "defaults",
     "fit",
     "reference",
     "plot",
     "experiments",
+    "problems",
+    "training",
     "cli",
 ]
 

@@ -1,20 +1,7 @@
-"""`fit`: from a process and samples of y_0 to a trained score, in one call.
-
-What is not given is chosen from the process:
-
-| the process                             | objective                                             |
-|-----------------------------------------|-------------------------------------------------------|
-| linear drift                            | DSM from s = 0, exact                                 |
-| elementwise drift                       | TabulatedDSM, exact                                   |
-| coupled drift, invertible noise         | PathwiseDSM, no linearization                         |
-| coupled drift, noise in some coordinates | LocalDSM with antithetic pairs                       |
-"""
+"""`fit`: from a process and samples of y_0 to a trained score, in one call."""
 
 import dataclasses
-import hashlib
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +12,16 @@ import numpy as np
 import optax
 
 from ._types import PRNGKey
-from .clock import Clock
+from .defaults import choose_objective, default_network
 from .errors import check_count
 from .marginals import Marginals
-from .network import MLP, Frozen, Score, trainable
-from .objective import DSM, AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
-from .process import Process, check_invertible
-from .run import RunFolder, check_free
-from .schedule import FromZero
+from .network import trainable
+from .objective import AbstractObjective
+from .process import Process
+from .record import describe, digest, fingerprint, open_run
 from .simulate import initial_states
-from .structure import Dense, Elementwise
 from .targets import AbstractForward, Paths
 from .train import Plan, optimizer_for, train
-
-MAX_LINEAR = 16
-"""Largest number of densely coupled coordinates for which a linear process gets the exact kernel from s = 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,60 +38,27 @@ class Model:
     config: dict
 
 
-class Framed(eqx.Module):
-    """A network that sees the state in the frame of the marginals: `net((y − m_t)/s_t, t) / s_t`, times γ(t)."""
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Everything that training needs, checked."""
 
-    net: Callable
-    marginals: Frozen
+    objective: AbstractObjective
+    reason: str
+    """Why this objective."""
+    network: Any
+    optimizer: optax.GradientTransformation
+    plan: Plan
+    config: dict
+    """The above as plain data."""
+    key: PRNGKey
 
-    def __call__(self, y, t):
-        return self.net(self.marginals.value.standardize(y, t), t)
-
-
-def is_linear(process: Process, x: np.ndarray) -> bool:
-    """True when the drift is affine in the state, as far as midpoints of probe states show, at several times."""
-    scale = float(np.std(x)) + 1.0
-    rng = np.random.default_rng(0)
-    a, b = (x[:1] + 3.0 * scale * rng.normal(size=(16, *x.shape[1:])) for _ in range(2))
-    times = process.t1 * np.linspace(0.05, 1.0, 5)
-    with jax.enable_x64(True):
-        f = jax.jit(jax.vmap(jax.vmap(process.f, in_axes=(None, 0)), in_axes=(0, None)))
-        ends = (np.asarray(f(jnp.asarray(v, float), times)) for v in (a, b, 0.5 * (a + b)))
-        left, right, middle = ends
-    bend = np.abs(left + right - 2 * middle)
-    return bool(np.all(bend <= 1e-5 * np.max(np.abs(left) + np.abs(right) + 1e-30)))
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(x.size for x in jax.tree.leaves(eqx.filter(self.network, trainable(self.network))))
 
 
-def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, str]:
-    """The default objective for examples like `x` (n, *shape), and why."""
-    shape = x.shape[1:]
-    structure = process.structure_for(shape)
-    small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_LINEAR
-    if is_linear(process, x) and small:
-        return LocalDSM(process, schedule=FromZero(), **options), "DSM from s = 0: the drift is linear, so it is exact"
-    if isinstance(structure, Elementwise):
-        return TabulatedDSM(process, **options), "TabulatedDSM: the drift acts on each coordinate alone"
-    try:
-        check_invertible(process, shape, what="", remedy="")
-    except ValueError:
-        return LocalDSM(process, **options), "LocalDSM, antithetic pairs: noise enters only some coordinates"
-    return PathwiseDSM(process, **options), "PathwiseDSM: the drift couples coordinates, and the noise is invertible"
-
-
-def default_network(process: Process, shape: tuple[int, ...], marginals: Marginals, prior, *, key: PRNGKey) -> Score:
-    """An MLP of three layers of 256, as a residual on the score of the prior, or of the Gaussian of the marginals."""
-    clock = Clock(process)
-    small = math.prod(shape) <= 4
-    spread = float(jnp.sqrt(jnp.mean(marginals.std[-1] ** 2)))
-    if prior is not None:
-        base = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
-        net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if small else ())
-        return Score(net, clock, parameterization="residual", base=lambda y, t: base(y), spread=spread)
-    net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if small else ()), Frozen(marginals))
-    return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
-
-
-def fit(
+def set_up(
     process: Process,
     y0,
     *,
@@ -120,11 +69,69 @@ def fit(
     steps: int = 5000,
     batch_size: int = 1024,
     optimizer: optax.GradientTransformation | None = None,
-    learning_rate: float = 2e-3,
+    learning_rate: float | None = None,
     ema: float = 0.999,
+    width: int | None = None,
+    depth: int | None = None,
+    activation: str | None = None,
+    command: dict | None = None,
+) -> Setup:
+    """Check the arguments of `fit`, and choose what was not given."""
+    check_count("steps", steps)
+    size = {k: v for k, v in dict(width=width, depth=depth, activation=activation).items() if v is not None}
+    if network is not None and size:
+        raise ValueError(f"{', '.join(f'{k}={v}' for k, v in size.items())} is for the default network; one was given.")
+    if optimizer is not None and learning_rate is not None:
+        raise ValueError(f"learning_rate={learning_rate} is for the default optimizer; one was given.")
+    example_key, objective_key, network_key, pilot_key, train_key = jax.random.split(key, 5)
+    x = _examples(process, y0, example_key)
+    shape = x.shape[1:]
+    if objective is None:
+        objective, reason = choose_objective(process, x)
+    else:
+        reason = f"{type(objective).__name__}, as given"
+    # What can be refused is refused before the pilot runs: a batch that is too small, a network that does not fit.
+    plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
+    if network is not None:
+        _check_network(network, x[0], process)
+    if optimizer is None:
+        rate = 3e-3 if learning_rate is None else learning_rate
+        named = {"name": "adamw", "learning_rate": rate}
+        optimizer = optimizer_for(steps, learning_rate=rate)
+    else:
+        named = {"name": "given", "functions": describe(optimizer)}
+    objective = objective.prepare(y0, key=objective_key)
+    if (problem := objective.covers(x if callable(y0) else np.asarray(y0))) is not None:
+        raise ValueError(problem)
+    if network is None:
+        forward_key, pilot_key = jax.random.split(pilot_key)
+        marginals = Marginals.estimate(process, y0, _forward(objective, process, y0, forward_key), key=pilot_key)
+        network = default_network(process, shape, marginals, prior, key=network_key, **size)
+        _check_network(network, x[0], process)
+    config = {
+        "process": fingerprint(process, x[:4]),
+        "data": digest(x if callable(y0) else y0),
+        "objective": describe(objective),
+        "network": describe(network),
+        "optimizer": named,
+        "steps": steps,
+        "batch_size": batch_size,
+        "ema": ema,
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+        "command": command,
+    }
+    return Setup(objective, reason, network, optimizer, plan, config, train_key)
+
+
+def fit(
+    process: Process,
+    y0,
+    *,
+    key: PRNGKey,
     out: Path | str | None = None,
     checkpoint_every: int = 1000,
     progress: bool = True,
+    **options,
 ) -> Model:
     """Learn the score of a process.
 
@@ -133,59 +140,50 @@ def fit(
 
     **Arguments:**
 
-    - `y0`: a sampler `y0(key, n)`, or an array of samples stacked along its first axis.
-    - `prior`: the stationary law, when there is one: the network then learns the difference to its score.
-    - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
-    - `batch_size`: evaluations of the network in a step.
-    - `learning_rate`: peak of the default optimizer's.
+    - `y0`: a sampler `y0(key, n)`, in JAX or numpy, or an array of samples stacked along its first axis.
     - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
       configuration, that run is resumed, to the same result as if it had not been interrupted.
+
+    and, as `options`:
+
+    - `prior`: the stationary law, when there is one: the network then learns the difference to its score.
+    - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
+    - `steps` (5000), `batch_size` (1024): evaluations of the network in a step.
+    - `learning_rate` (3e-3): peak of the default optimizer's; `ema` (0.999): decay of the averaged weights.
+    - `width` (256), `depth` (3), `activation` ("gelu"): of the default network.
     """
-    check_count("steps", steps)
     check_count("checkpoint_every", checkpoint_every)
-    x = _examples(process, y0, key)
-    shape = x.shape[1:]
-    objective_key, network_key, pilot_key, train_key = jax.random.split(key, 4)
-    reason = "given"
-    if objective is None:
-        objective, reason = choose_objective(process, x)
+    if out is not None:
+        _check_repeats(y0, key)
+    setup = set_up(process, y0, key=key, **options)
     if progress:
-        print(f"objective: {reason}" if reason != "given" else f"objective: {type(objective).__name__}, as given")
-    objective = objective.prepare(y0, key=objective_key)
-    if not callable(y0) and (problem := objective.covers(np.asarray(y0))) is not None:
-        raise ValueError(problem)
-    if network is None:
-        marginals = Marginals.estimate(process, y0, _forward(objective, process, y0, pilot_key), key=pilot_key)
-        network = default_network(process, shape, marginals, prior, key=network_key)
-    _check_network(network, x[0], process)
-    plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
-    given = optimizer is not None
-    config = {
-        "process": _fingerprint(process, x[:4]),
-        "data": _digest(x),
-        "objective": describe(objective),
-        "network": describe(network),
-        "optimizer": "given" if given else {"name": "adamw", "learning_rate": learning_rate},
-        "steps": steps,
-        "batch_size": batch_size,
-        "ema": ema,
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-    }
-    folder = None if out is None else _open(Path(out), config)
+        print(f"objective: {setup.reason}")
     state, history = train(
-        objective,
-        network,
+        setup.objective,
+        setup.network,
         y0,
-        optimizer=optimizer if optimizer is not None else optimizer_for(steps, learning_rate=learning_rate),
-        plan=plan,
-        key=train_key,
-        folder=folder,
+        optimizer=setup.optimizer,
+        plan=setup.plan,
+        key=setup.key,
+        folder=None if out is None else open_run(Path(out), setup.config),
         checkpoint_every=checkpoint_every,
         progress=progress,
     )
-    _, static = eqx.partition(network, trainable(network))
+    _, static = eqx.partition(setup.network, trainable(setup.network))
     score, last = eqx.combine(state.ema, static), eqx.combine(state.params, static)
-    return Model(score, last, objective, history, config)
+    return Model(score, last, setup.objective, history, setup.config)
+
+
+def _check_repeats(y0, key: PRNGKey) -> None:
+    """Refuse a sampler that draws by other means than its key: a run of it could not be resumed."""
+    if not callable(y0):
+        return
+    first, second = (np.asarray(y0(key, 16)) for _ in range(2))
+    if not np.array_equal(first, second, equal_nan=True):
+        raise ValueError(
+            "y0(key, n) returned two different draws for one key, so a run in out=... could not be resumed to the same "
+            "result. Draw by the key, e.g. np.random.default_rng(np.asarray(jax.random.key_data(key)))."
+        )
 
 
 def _examples(process: Process, y0, key: PRNGKey) -> np.ndarray:
@@ -219,58 +217,3 @@ def _check_network(network, y: np.ndarray, process: Process) -> None:
         )
     if not any(jax.tree.leaves(trainable(network))):
         raise ValueError("network has no floating arrays to train.")
-
-
-def _open(path: Path, config: dict) -> Path:
-    """The run folder: new, or that of the same run, begun before."""
-    recorded = path / "config.json"
-    if not recorded.exists():
-        check_free(path)
-        RunFolder.create(path, config)
-        return path
-    before = json.loads(recorded.read_text())
-    now = json.loads(json.dumps(config))
-    if differences := list(_differences(before.get("fit", before), now)):
-        raise ValueError(
-            f"{path} holds a run of another configuration:\n  "
-            + "\n  ".join(differences)
-            + "\nName another folder, or "
-            "use the configuration of that run."
-        )
-    return path
-
-
-def _differences(before, now, where: str = ""):
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in sorted({*before, *now}):
-            yield from _differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
-    elif before != now:
-        yield f"{where}: {before!r} there, {now!r} here"
-
-
-def describe(tree) -> Any:
-    """A module as plain data: names, numbers, and a digest for each array."""
-    if isinstance(tree, eqx.Module):
-        values = {name: describe(getattr(tree, name)) for name in tree.__dataclass_fields__ if name != "process"}
-        return {"type": type(tree).__name__, **values}
-    if isinstance(tree, jax.Array | np.ndarray):
-        return float(tree) if tree.ndim == 0 else f"{tree.dtype}{list(tree.shape)} {_digest(tree)}"
-    if isinstance(tree, list | tuple):
-        return [describe(v) for v in tree]
-    if isinstance(tree, dict):
-        return {str(k): describe(v) for k, v in tree.items()}
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree
-    return getattr(tree, "__qualname__", type(tree).__name__)
-
-
-def _digest(values) -> str:
-    return hashlib.sha256(np.ascontiguousarray(np.asarray(values)).tobytes()).hexdigest()[:12]
-
-
-def _fingerprint(process: Process, x: np.ndarray) -> dict:
-    """What tells one process from another: its span, and drift and noise at some states and times."""
-    times = [0.25 * process.t1, 0.75 * process.t1]
-    drift = [np.asarray(process.f(jnp.asarray(y), t), float) for y in x for t in times]
-    noise = [np.asarray(process.g(t), float) for t in times]
-    return {"t1": process.t1, "drift": _digest(np.round(drift, 5)), "noise": _digest(np.round(noise, 5))}

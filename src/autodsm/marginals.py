@@ -34,6 +34,8 @@ class Marginals(eqx.Module):
         """From n draws of `forward`; deviations are smoothed by no less than a thousandth of the largest."""
         start_key, path_key = jax.random.split(key)
         x = initial_states(y0, n, key=start_key)
+        if (problem := forward.covers(np.asarray(x))) is not None:
+            raise ValueError(problem)
         times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1).astype(x.dtype)
         draw = jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)))
         chunk = max(1, min(n, (1 << 23) // max(1, POINTS * int(np.prod(x.shape[1:])))))

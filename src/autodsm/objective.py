@@ -210,7 +210,7 @@ def _fills_its_range(x: np.ndarray) -> bool:
     """True when the extremes of 65,536 draws are those of a bounded law, with mass at its ends."""
     low, high = x.min(), x.max()
     edge = 0.01 * (high - low)
-    return min(np.mean(x < low + edge), np.mean(x > high - edge)) > 1e-3
+    return bool(min(np.mean(x < low + edge), np.mean(x > high - edge)) > 1e-3)
 
 
 def LocalDSM(
@@ -292,7 +292,7 @@ def TabulatedDSM(
     *,
     shape: tuple[int, ...] | None = None,
     weighting: str = "perceptual",
-    variance_reduction: str = "none",
+    variance_reduction: str = "antithetic",
     **options,
 ) -> DSM:
     """Denoising score matching with the exact kernel from y_0, for elementwise drifts.

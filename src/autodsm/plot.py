@@ -55,3 +55,44 @@ def errors_over_time(
         axis.set(yscale="log", xlabel="t", ylabel=ylabels[quantity], title=quantity)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def generative_summary(
+    edges: np.ndarray,
+    data: np.ndarray,
+    samples: np.ndarray,
+    truth: np.ndarray,
+    learned: np.ndarray,
+    history: np.ndarray,
+) -> Figure:
+    """Data, samples, exact and learned density on a square, and the loss over steps; `history` is (rounds, 2)."""
+    figure, axes = panels(5, width=2.7, height=2.9)
+    span = (edges[0], edges[-1])
+    for axis, points, title in ((axes[0], data, "data"), (axes[1], samples, "samples")):
+        axis.plot(*points.T, ".", ms=0.8, color="C0", rasterized=True)
+        axis.set(title=title)
+    top = float(np.quantile(truth, 0.995))
+    for axis, values, title in ((axes[2], truth, "density, exact"), (axes[3], learned, "density, learned")):
+        axis.pcolormesh(edges, edges, values.T, vmin=0.0, vmax=top, cmap="viridis", rasterized=True)
+        axis.set(title=title)
+    for axis in axes[:4]:
+        axis.set(xlim=span, ylim=span, aspect="equal", xlabel="$y_1$")
+    axes[0].set_ylabel("$y_2$")
+    _draw_loss(axes[4], history)
+    return figure
+
+
+def loss_curve(history: np.ndarray) -> Figure:
+    """The loss over steps; `history` is (rounds, 2)."""
+    figure, axes = panels(1, width=4.2, height=3.0)
+    _draw_loss(axes[0], history)
+    return figure
+
+
+def _draw_loss(axis: Axes, history: np.ndarray) -> None:
+    """Scaled so that the first, large values do not hide the rest."""
+    axis.plot(*history.T, lw=0.8, color="0.3")
+    low, high = np.quantile(history[:, 1], [0.0, 0.95])
+    if high > low:
+        axis.set_ylim(low - 0.1 * (high - low), high + 0.5 * (high - low))
+    axis.set(title="loss", xlabel="step")

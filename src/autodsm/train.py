@@ -6,13 +6,10 @@ random in a round follows from the key of the run and the step at which the roun
 uninterrupted one bit for bit.
 """
 
-import contextlib
 import dataclasses
-import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ._types import PRNGKey
 from .checkpoint import Checkpoints
-from .errors import check_count, check_positive
+from .errors import as_floating, check_count, check_positive
 from .network import trainable
 from .objective import AbstractObjective
 from .simulate import initial_states
+from .watch import Metrics, interruption, progress_bar
 
 MAX_ROUND = 64
 _FLOATS = 1 << 22  # numbers drawn at once, at most
@@ -74,17 +71,17 @@ class Plan:
 
 
 class TrainingError(FloatingPointError):
-    """The loss is not finite any more."""
+    """The loss, or a weight of the network, is not finite any more."""
 
 
 def optimizer_for(
-    steps: int, *, learning_rate: float = 2e-3, warmup: int | None = None, clip: float = 1.0, weight_decay: float = 1e-4
+    steps: int, *, learning_rate: float = 3e-3, warmup: int | None = None, clip: float = 1.0, weight_decay: float = 1e-4
 ) -> optax.GradientTransformation:
     """AdamW with clipped gradients; the rate rises over `warmup` steps and falls to zero as a cosine."""
     check_positive("learning_rate", learning_rate)
     warmup = min(200, max(1, steps // 10)) if warmup is None else warmup
     rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup, max(steps, warmup + 1))
-    return optax.chain(optax.clip_by_global_norm(clip), optax.adamw(rate, b2=0.99, weight_decay=weight_decay))
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay))
 
 
 def initial_state(network, optimizer: optax.GradientTransformation) -> TrainState:
@@ -93,14 +90,15 @@ def initial_state(network, optimizer: optax.GradientTransformation) -> TrainStat
 
 
 def is_traceable(y0) -> bool:
-    """True when a sampler can be compiled; one that uses numpy is called between rounds instead."""
+    """True when a sampler can be compiled. One that uses numpy is called between rounds instead; so is one in which
+    nothing follows from the key, since it may draw by other means, and one draw would be compiled in for good."""
     if not callable(y0):
         return True
     try:
-        jax.eval_shape(lambda k: y0(k, 2), jax.random.key(0))
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TypeError):
+        jaxpr = jax.make_jaxpr(lambda k: y0(k, 2))(jax.random.key(0)).jaxpr
+    except Exception:  # whatever a sampler does with a tracer; called with a key, it works
         return False
-    return True
+    return any(jaxpr.invars[0] is used for equation in jaxpr.eqns for used in equation.invars)
 
 
 def make_step(objective: AbstractObjective, network, optimizer, plan: Plan) -> Callable:
@@ -124,26 +122,33 @@ def make_step(objective: AbstractObjective, network, optimizer, plan: Plan) -> C
 
 
 def make_round(objective: AbstractObjective, network, optimizer, plan: Plan, steps: int) -> Callable:
-    """The compiled function `(state, data, key) -> (state, losses, gradient norms)` of one round of `steps`."""
+    """The compiled `(state, data, key) -> (state, losses, gradient norms, weights finite)` of one round of `steps`."""
     step = make_step(objective, network, optimizer, plan)
 
     @eqx.filter_jit
     def run(state: TrainState, data, key):
         draws = round_draws(objective, data, key, state.step, plan, steps)
         state, (losses, norms) = jax.lax.scan(step, state, draws)
-        return state, losses, norms
+        # A weight that is lost stays lost: to look once is enough, and finds what the last step did.
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((state.params, state.ema))]
+        return state, losses, norms, jnp.all(jnp.stack(finite))
 
     return run
 
 
 def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, plan: Plan, steps: int):
-    """Draws of one round, (steps, paths · pairs, …). `data` is a sampler, an array of samples, or the batch itself."""
-    data_key, order_key, u_key, draw_key = jax.random.split(jax.random.fold_in(key, step), 4)
-    n = steps * plan.paths
-    x = data.x if isinstance(data, Batch) else initial_states(data, n, key=data_key)
-    u = (jax.random.permutation(order_key, n) + jax.random.uniform(u_key, (n,))) / n
-    u = jnp.minimum(u, 1.0 - 1e-7).astype(x.dtype)
-    draws = jax.vmap(lambda x, k, u: objective.draws(x, key=k, u=u))(x, jax.random.split(draw_key, n), u)
+    """Draws of one round, (steps, paths · pairs, …). `data` is a sampler, an array of samples, or the batch itself.
+
+    The times of every step are stratified: with u uniform in (0, 1), of times `(k + u)/pairs`, k = 0, 1, …, each of
+    its paths · pairs strata holds one.
+    """
+    _, order_key, u_key, draw_key = _keys(key, step)
+    x = _starts(data, key, step, steps * plan.paths)
+    strata = jnp.broadcast_to(jnp.arange(plan.paths)[:, None], (plan.paths, steps))
+    strata = jax.random.permutation(order_key, strata, axis=0, independent=True)
+    u = (strata + jax.random.uniform(u_key, strata.shape)) / plan.paths
+    u = jnp.minimum(u, 1.0 - 1e-7).astype(x.dtype).reshape(-1)
+    draws = jax.vmap(lambda x, k, u: objective.draws(x, key=k, u=u))(x, jax.random.split(draw_key, len(x)), u)
 
     def deal(leaf):  # (paths · steps, pairs, …) -> (steps, paths · pairs, …)
         leaf = leaf.reshape(plan.paths, steps, plan.pairs, *leaf.shape[2:])
@@ -151,6 +156,15 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, plan: Pl
         return jnp.moveaxis(jnp.stack(moved, axis=2), 1, 0).reshape(steps, plan.paths * plan.pairs, *leaf.shape[3:])
 
     return jax.tree.map(deal, draws)
+
+
+def _keys(key: PRNGKey, step) -> PRNGKey:
+    """The keys of the round that begins at `step`: of examples, their order, u, and draws."""
+    return jax.random.split(jax.random.fold_in(key, step), 4)
+
+
+def _starts(data, key: PRNGKey, step, n: int) -> Array:
+    return data.x if isinstance(data, Batch) else initial_states(data, n, key=_keys(key, step)[0])
 
 
 class Batch(NamedTuple):
@@ -171,65 +185,58 @@ def train(
     checkpoint_every: int = 1000,
     progress: bool = True,
 ) -> tuple[TrainState, list[dict]]:
-    """Train, from the newest checkpoint of the folder if it has one. Returns the last state and the metrics."""
-    state, history = initial_state(network, optimizer), []
+    """Train, from the newest checkpoint of the folder if it has one. Returns the last state and the metrics.
+
+    Checkpoints are at ends of rounds, the first such `checkpoint_every` steps or more after the one before.
+    """
+    state = initial_state(network, optimizer)
     store = None if folder is None else Checkpoints(folder / "checkpoints")
-    log = None if folder is None else folder / "metrics.jsonl"
     if store is not None and store.steps():
         restored = store.restore(state)
         state = restored.state
         for skipped, reason in restored.skipped:
-            print(f"checkpoint {skipped} is damaged ({reason}); going on from step {restored.step}.")
-        history = _read_metrics(log, restored.step)
+            told = f"checkpoint {skipped} in {folder} is damaged ({reason}); going on from step {restored.step}."
+            warnings.warn(told, stacklevel=2)
+    y0 = y0 if callable(y0) else as_floating(y0)
     traceable = is_traceable(y0)
     rounds: dict[int, Callable] = {}
     saved = done = int(state.step)
-    with _interruption(enabled=store is not None) as interrupted, _progress(plan.steps, progress, done) as report:
+    metrics = Metrics(None if folder is None else folder / "metrics.jsonl", done)
+    with interruption(enabled=store is not None) as interrupted, progress_bar(plan.steps, progress, done) as report:
         while done < plan.steps:
             steps = min(plan.round_steps, plan.steps - done)
             if steps not in rounds:
                 rounds[steps] = make_round(objective, network, optimizer, plan, steps)
-            data = y0 if traceable else _draw_outside(y0, key, done, steps * plan.paths)
             began = time.monotonic()
-            new, losses, norms = rounds[steps](state, data, key)
+            data = y0 if traceable else Batch(_starts(y0, key, done, steps * plan.paths))
+            new, losses, norms, finite = rounds[steps](state, data, key)
             losses, norms = np.asarray(losses), np.asarray(norms)
-            if not (np.isfinite(losses).all() and np.isfinite(norms).all()):
-                first = int(np.argmin(np.isfinite(losses) & np.isfinite(norms)))
+            good = np.isfinite(losses) & np.isfinite(norms)
+            if not (good.all() and finite):
+                first = steps - 1 if good.all() else int(np.argmin(good))
                 raise TrainingError(_diagnose(objective, network, optimizer, state, data, key, plan, steps, first))
             state, done = new, done + steps
             rate = steps / max(time.monotonic() - began, 1e-9)
             row = {"step": done, "loss": float(losses.mean()), "grad_norm": float(norms.mean()), "steps_per_s": rate}
-            history.append(row)
-            if log is not None:
-                with log.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            metrics.add(row)
             report(done, row["loss"])
-            if store is not None and (done == plan.steps or done - saved >= checkpoint_every or interrupted.is_set()):
+            stop = interrupted.is_set()  # looked at once: a signal from here on is for the next round
+            if store is not None and (done == plan.steps or done - saved >= checkpoint_every or stop):
                 store.save(done, state)
                 saved = done
-            if interrupted.is_set() and done < plan.steps:
+            if stop:
                 raise KeyboardInterrupt(
                     f"stopped at step {done} of {plan.steps}; saved. Resume: autodsm resume {folder}"
                 )
-    return state, history
-
-
-def _draw_outside(y0, key, step: int, n: int) -> Batch:
-    data_key = jax.random.split(jax.random.fold_in(key, step), 4)[0]
-    return Batch(initial_states(y0, n, key=data_key))
+    return state, metrics.rows
 
 
 def _diagnose(objective, network, optimizer, state: TrainState, data, key, plan: Plan, steps: int, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
-    step = int(state.step) + first
-    n = steps * plan.paths
-    x = (
-        data.x
-        if isinstance(data, Batch)
-        else initial_states(data, n, key=jax.random.split(jax.random.fold_in(key, state.step), 4)[0])
-    )
-    if (reason := objective.covers(np.asarray(x))) is not None:
-        return f"step {step}: {reason}"
+    step = int(state.step) + first + 1
+    x = np.asarray(_starts(data, key, state.step, steps * plan.paths))
+    if (reason := objective.covers(x)) is not None:
+        return f"the loss is not finite at step {step}: {reason}"
     draws = eqx.filter_jit(round_draws)(objective, data, key, state.step, plan, steps)
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
     before = jax.tree.map(lambda leaf: leaf[:first], draws)
@@ -238,74 +245,17 @@ def _diagnose(objective, network, optimizer, state: TrainState, data, key, plan:
     score = eqx.combine(state.params, static)
     losses = np.asarray(eqx.filter_jit(jax.vmap(lambda draw: objective.at(score, draw)))(batch))
     worst = int(np.argmax(np.where(np.isfinite(losses), np.abs(losses), np.inf)))
+    path, pair = divmod(worst, plan.pairs)
+    start = x[path * steps + (first - pair) % steps]  # as they were dealt
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf[worst]), batch))
     broken = not all(np.isfinite(leaf).all() for leaf in leaves)
-    example = "; ".join(np.array2string(leaf, threshold=8, precision=4) for leaf in leaves[:3])
+    shown = [np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]
+    example = f"y_0 = {shown[0]}; t, y and what follows = {', '.join(shown[1:])}; its loss is {losses[worst]}"
     advice = (
         "The simulated state or its target is not finite there: the drift may blow up, or the path needs more steps "
         "(steps=... of the objective)."
         if broken
         else "States and targets are finite: the optimizer diverged. Lower the learning rate, or clip gradients harder."
     )
-    shown = f"worst example: t; y; target = {example}; its loss is {losses[worst]}"
-    return f"the loss is not finite at step {step} ({shown}). {advice}"
-
-
-def _read_metrics(log: Path | None, step: int) -> list[dict]:
-    """Rows up to `step`; later ones, of steps that will be taken again, are dropped from the file too."""
-    if log is None or not log.exists():
-        return []
-    rows = []
-    for line in log.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):  # a line cut short by a kill
-            rows.append(json.loads(line))
-    rows = [row for row in rows if row["step"] <= step]
-    partial = log.with_suffix(".tmp")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(log)
-    return rows
-
-
-@contextlib.contextmanager
-def _interruption(*, enabled: bool) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set while the block runs; a second one acts at once."""
-    event = threading.Event()
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def on_signal(number, frame):
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _progress(steps: int, shown: bool, done: int) -> Iterator[Callable[[int, float], None]]:
-    if not shown:
-        yield lambda done, loss: None
-        return
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[rate]} steps/s"),
-        TimeRemainingColumn(),
-    )
-    began, first = time.monotonic(), done
-    with Progress(*columns) as bar:
-        task = bar.add_task("training", total=steps, completed=done, loss="…", rate="…")
-
-        def report(done: int, loss: float) -> None:
-            rate = (done - first) / max(time.monotonic() - began, 1e-9)
-            bar.update(task, completed=done, loss=f"{loss:.4g}", rate=f"{rate:.0f}")
-
-        yield report
+    what = "loss is" if not np.isfinite(losses).all() else "gradient or the update of the weights is"
+    return f"the {what} not finite at step {step} (worst example: {example}). {advice}"

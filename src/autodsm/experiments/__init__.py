@@ -6,9 +6,10 @@ it small enough for continuous integration without changing what it does.
 
 from collections.abc import Callable
 
-from . import demo, mean_error
+from . import demo, local_kernels, mean_error
 
 EXPERIMENTS: dict[str, Callable[..., dict]] = {
     "demo": demo.run,
+    "local-kernels": local_kernels.run,
     "mean-error": mean_error.run,
 }

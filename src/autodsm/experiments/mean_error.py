@@ -23,7 +23,7 @@ from ..process import Process
 from ..run import RunFolder
 from ..schedule import ConstantGap, ScheduledPairs
 from ..simulate import simulate
-from .demo import prior
+from .local_kernels import prior
 
 STEPS = 64
 

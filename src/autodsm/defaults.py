@@ -1,0 +1,92 @@
+"""What `fit` uses where nothing was given, chosen from the process.
+
+| the process                              | objective                                            |
+|------------------------------------------|------------------------------------------------------|
+| linear drift                             | DSM from s = 0, exact                                |
+| elementwise drift                        | TabulatedDSM, exact                                  |
+| coupled drift, invertible noise          | PathwiseDSM, no linearization                        |
+| coupled drift, noise in some coordinates | LocalDSM with antithetic pairs                       |
+"""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._types import PRNGKey
+from .clock import Clock
+from .marginals import Marginals
+from .network import MLP, Frozen, Score
+from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
+from .process import Process, check_invertible
+from .schedule import FromZero
+from .structure import Dense, Elementwise
+
+MAX_LINEAR = 16
+"""Largest number of densely coupled coordinates for which a linear process gets the exact kernel from s = 0."""
+
+
+def is_linear(process: Process, x: np.ndarray) -> bool:
+    """True when the drift is affine in the state, as far as midpoints of probe states show, at several times."""
+    # From where the data lie to ten times as far as noise alone would carry them: a drift may bend only out there.
+    spread = 1.0 + np.std(x) + np.sqrt(float(Clock(process)(process.t1)))
+    reach = spread * np.geomspace(0.1, 10.0, 32)
+    rng = np.random.default_rng(0)
+    shape = (len(reach), *x.shape[1:])
+    a, b = (x[:1] + rng.normal(size=shape) * reach.reshape(-1, *(1 for _ in shape[1:])) for _ in range(2))
+    times = process.t1 * np.geomspace(1e-3, 1.0, 9)
+    with jax.enable_x64(True):
+        f = jax.jit(jax.vmap(jax.vmap(process.f, in_axes=(None, 0)), in_axes=(0, None)))
+        ends = (np.asarray(f(jnp.asarray(v, float), times)) for v in (a, b, 0.5 * (a + b)))
+        left, right, middle = ends
+    bend = np.abs(left + right - 2 * middle)  # (probes, times, *shape)
+    size, within = np.abs(left) + np.abs(right), tuple(range(1, left.ndim))
+    # Each pair by itself, so that a far one does not hide how a near one bends; up to rounding of the largest term.
+    return bool(np.all(bend <= 1e-5 * size + 1e-9 * size.max(axis=within, keepdims=True) + 1e-30))
+
+
+def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, str]:
+    """The default objective for examples like `x` (n, *shape), and why."""
+    shape = x.shape[1:]
+    structure = process.structure_for(shape)
+    small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_LINEAR
+    if is_linear(process, x) and small:
+        return LocalDSM(process, schedule=FromZero(), **options), "DSM from s = 0: the drift is linear, so it is exact"
+    if isinstance(structure, Elementwise):
+        return TabulatedDSM(process, **options), "TabulatedDSM: the drift acts on each coordinate alone"
+    try:
+        check_invertible(process, shape, what="", remedy="")
+    except ValueError:
+        return LocalDSM(process, **options), "LocalDSM, antithetic pairs: noise enters only some coordinates"
+    return PathwiseDSM(process, **options), "PathwiseDSM: the drift couples coordinates, and the noise is invertible"
+
+
+class Framed(eqx.Module):
+    """A network that sees the state in the frame of the marginals: `net((y − m_t)/s_t, t) / s_t`, times γ(t)."""
+
+    net: Callable
+    marginals: Frozen
+
+    def __call__(self, y, t):
+        return self.net(self.marginals.value.standardize(y, t), t)
+
+
+def default_network(
+    process: Process, shape: tuple[int, ...], marginals: Marginals, prior, *, key: PRNGKey, **size
+) -> Score:
+    """An MLP, as a residual on the score of the prior or of the Gaussian of the marginals; `size`: width, depth, ….
+
+    With few coordinates it also sees waves of the state, and so learns sharp edges sooner.
+    """
+    clock, few = Clock(process), math.prod(shape) <= 4
+    size = {"activation": "gelu", **size}
+    spread = float(jnp.sqrt(jnp.mean(marginals.std[-1] ** 2)))
+    if prior is None:
+        net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), Frozen(marginals))
+        return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
+    prior_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+    net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), **size)
+    return Score(net, clock, parameterization="residual", base=lambda y, t: prior_score(y), spread=spread)
