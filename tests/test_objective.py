@@ -185,7 +185,9 @@ def test_ism_warns_of_kinks():
 
 def test_preparing_fills_what_was_left_open():
     objective = ad.PathwiseDSM(COUPLED).prepare(data, key=KEY)
-    assert objective.open == ()
+    assert objective.open == ("pairs",)
+    assert objective.for_batch(40).pairs_per_path == 40
+    assert ad.PathwiseDSM(COUPLED, pairs_per_path=64).for_batch(40).pairs_per_path == 64
     assert objective.target.forward.steps != 256
     assert objective.target.forgetting > 0
     given = ad.PathwiseDSM(COUPLED, None, 1.5, steps=40).prepare(data, key=KEY)

@@ -111,3 +111,9 @@ def test_precision_follows_the_state(dtype, x64):
     assert ad.transition(process, y, 0.2, 0.4).mean.dtype == jnp.float32
     for options in ({}, {"steps": 3}, {"solver": "heun", "steps": 3}):
         assert ad.simulate(process, y, [0.5], key=jax.random.key(0), **options).dtype == jnp.float32
+
+
+def test_dependence_on_time_is_read_off_the_drift():
+    assert ad.Process(lambda y, t: -y, lambda t: 1 + t, 1.0).autonomous((3,))
+    assert not ad.Process(lambda y, t: -y * t, 1.0, 1.0).autonomous((3,))
+    assert not ad.Process(lambda y, t: jnp.where(t > 0.9, 0.0, -y), 1.0, 1.0).autonomous((3,))

@@ -10,7 +10,7 @@ import autodsm as ad
 from autodsm.fokker_planck import solve_1d, transition_1d
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
-from autodsm.targets.pathwise import Weighted, _series, choose_forgetting
+from autodsm.targets.pathwise import Weighted, _differential, choose_forgetting
 
 N = 100_000
 MATRIX = jnp.array([[0.9, 0.2], [-0.3, 0.7]])
@@ -92,22 +92,28 @@ def test_a_wrong_pathwise_target_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_series_is_of_third_order(x64, name):
-    """Averaged over every probe of signs, which makes the traces exact, it differs from exact Jacobians by O(h⁴)."""
+def test_differential_form_is_of_second_order(x64, name):
+    """Averaged over every probe of signs, which makes the trace exact, a step differs from the exact one by O(h³)."""
     process, shape = COUPLED[name]
     d = int(np.prod(shape))
     y = jnp.asarray(np.linspace(-0.5, 0.8, d)).reshape(shape)
     probes = jnp.asarray(1.0 - 2.0 * ((np.arange(2**d)[:, None] >> np.arange(d)) & 1)).reshape(-1, *shape)
     target = Pathwise(process, Paths(process, 32), exact=True)
+    state = Weighted(y, 0.3 - y, jnp.asarray(0.7))
     errors = []
-    for h in (0.08, 0.04):
-        phi = lambda y, h=h: y + h * process.f(y + 0.5 * h * process.f(y, 0.5), 0.5 + 0.5 * h)  # noqa: E731
-        end, found = jax.vmap(lambda p, phi=phi: _series(phi, y, 0.3 - y, 0.7, p))(probes)
-        want = target._drift(Weighted(y, 0.3 - y, jnp.asarray(0.7)), 0.5, 0.5 + h, jax.random.key(0))
-        np.testing.assert_allclose(end[0], want.y, rtol=1e-12)
-        errors.append(float(jnp.max(jnp.abs(found.mean(0) - want.Z))))
+    for h in (0.04, 0.02):
+        found = jax.vmap(lambda p, h=h: _differential(process.f, state, 0.5, h, p))(probes)
+        want = target._drift(state, 0.5, 0.5 + h, jax.random.key(0))
+        np.testing.assert_allclose(found.y[0], want.y, rtol=1e-12)
+        errors.append(float(jnp.max(jnp.abs(found.Z.mean(0) - want.Z))))
     assert errors[0] < 1e-3
-    assert np.log2(errors[0] / errors[1]) == pytest.approx(4.0, abs=0.5)
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(3.0, abs=0.4)
+
+
+def test_differential_form_has_the_right_mean():
+    process, shape = COUPLED["tanh"]
+    target = Pathwise(process, Paths(process, 48), forgetting=2.0, exact=False)
+    assert np.abs(stein_z_scores(target, shape, [0.5, 2.0])).max() < 4.5
 
 
 def test_four_point_noise_changes_the_target_little():

@@ -3,9 +3,9 @@
 | the process                              | objective                                            |
 |------------------------------------------|------------------------------------------------------|
 | linear drift                             | DSM from s = 0, exact                                |
-| elementwise drift                        | TabulatedDSM, exact                                  |
+| elementwise drift                        | TabulatedDSM, exact; PathwiseDSM where no table fits |
 | coupled drift, invertible noise          | PathwiseDSM, no linearization                        |
-| coupled drift, noise in some coordinates | LocalDSM with antithetic pairs                       |
+| noise in some coordinates only           | LocalDSM with antithetic pairs                       |
 """
 
 import math
@@ -55,12 +55,12 @@ def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, s
     small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_LINEAR
     if is_linear(process, x) and small:
         return LocalDSM(process, schedule=FromZero(), **options), "DSM from s = 0: the drift is linear, so it is exact"
-    if isinstance(structure, Elementwise):
-        return TabulatedDSM(process, **options), "TabulatedDSM: the drift acts on each coordinate alone"
     try:
         check_invertible(process, shape, what="", remedy="")
     except ValueError:
         return LocalDSM(process, **options), "LocalDSM, antithetic pairs: noise enters only some coordinates"
+    if isinstance(structure, Elementwise):
+        return TabulatedDSM(process, **options), "TabulatedDSM: the drift acts on each coordinate alone"
     return PathwiseDSM(process, **options), "PathwiseDSM: the drift couples coordinates, and the noise is invertible"
 
 

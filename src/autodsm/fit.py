@@ -16,10 +16,11 @@ from .defaults import choose_objective, default_network
 from .errors import check_count
 from .marginals import Marginals
 from .network import trainable
-from .objective import AbstractObjective
+from .objective import AbstractObjective, PathwiseDSM
 from .process import Process
 from .record import describe, digest, fingerprint, open_run
 from .simulate import initial_states
+from .structure import Elementwise
 from .targets import AbstractForward, Paths
 from .train import Plan, optimizer_for, train
 
@@ -86,10 +87,12 @@ def set_up(
     example_key, objective_key, network_key, pilot_key, train_key = jax.random.split(key, 5)
     x = _examples(process, y0, example_key)
     shape = x.shape[1:]
+    given = objective is not None
     if objective is None:
         objective, reason = choose_objective(process, x)
     else:
         reason = f"{type(objective).__name__}, as given"
+    objective = objective.for_batch(batch_size)
     # What can be refused is refused before the pilot runs: a batch that is too small, a network that does not fit.
     plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
     if network is not None:
@@ -100,7 +103,15 @@ def set_up(
         optimizer = optimizer_for(steps, learning_rate=rate)
     else:
         named = {"name": "given", "functions": describe(optimizer)}
-    objective = objective.prepare(y0, key=objective_key)
+    try:
+        objective = objective.prepare(y0, key=objective_key)
+    except ValueError as problem:  # a table that was not asked for may be too sharp, or of too many laws
+        if given or not isinstance(process.structure_for(shape), Elementwise):
+            raise
+        reason = f"PathwiseDSM, since there is no table: {problem}"
+        objective = PathwiseDSM(process).for_batch(batch_size)
+        plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
+        objective = objective.prepare(y0, key=objective_key)
     if (problem := objective.covers(x if callable(y0) else np.asarray(y0))) is not None:
         raise ValueError(problem)
     if network is None:

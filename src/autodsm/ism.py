@@ -44,18 +44,20 @@ class ISM(AbstractObjective):
         steps: int | None = None,
         times: str = "uniform",
         t0: float | None = None,
-        pairs_per_path: int = 16,
+        pairs_per_path: int | None = None,
     ):
         check_name("divergence", divergence, ("exact", "hutchinson"))
         check_count("probes", probes)
-        check_count("pairs_per_path", pairs_per_path)
+        pairs = 32 if pairs_per_path is None else pairs_per_path
+        check_count("pairs_per_path", pairs)
         self.process = process
         self.open = ("steps",) if forward is None and steps is None else ()
+        self.open += ("pairs",) if pairs_per_path is None else ()
         self.forward = Paths(process, DEFAULT_STEPS if steps is None else steps) if forward is None else forward
         self.times = TimeLaw(process, times, t0)
         self.divergence = divergence
         self.probes = probes
-        self.pairs_per_path = pairs_per_path
+        self.pairs_per_path = pairs
 
     @property
     def evaluations(self) -> int:
@@ -97,7 +99,9 @@ class ISM(AbstractObjective):
         if "steps" not in self.open:
             return self
         steps = choose_steps(self.process, y0, key=key)
-        return replace(self, forward=Paths(self.process, steps), open=())
+        return replace(
+            self, forward=Paths(self.process, steps), open=tuple(name for name in self.open if name == "pairs")
+        )
 
     def covers(self, x):
         return self.forward.covers(x)

@@ -43,7 +43,10 @@ def linearize(process: Process, y_s: State, s, *, expand: str = "t", ito: bool =
     structure = process.structure_for(y_s.shape)
     s = jnp.asarray(s, y_s.dtype)
 
-    if expand == "t":
+    # The two expansions of a drift that does not depend on time are the same, and "s" is cheaper; with a curvature
+    # term they differ where the noise depends on time.
+    same = process.autonomous(y_s.shape) and (not ito or process.constant_noise)
+    if expand == "t" and not same:
 
         def moving(tau):
             b, A = structure.jacobian(lambda y: process.f(y, tau), y_s)

@@ -47,6 +47,8 @@ class AbstractObjective(eqx.Module):
     process: eqx.AbstractVar[Process]
     times: eqx.AbstractVar[TimeLaw]
     pairs_per_path: eqx.AbstractVar[int]
+    open: eqx.AbstractVar[tuple[str, ...]]
+    """What may still be chosen: "steps", "forgetting", "pairs"."""
 
     @abc.abstractmethod
     def draws(self, x: State, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Any:
@@ -67,6 +69,13 @@ class AbstractObjective(eqx.Module):
     @abc.abstractmethod
     def prepare(self, y0, *, key: PRNGKey) -> "AbstractObjective":
         """The same objective with what was left open (steps, ranges, rates) chosen from the process and its data."""
+
+    def for_batch(self, batch_size: int) -> "AbstractObjective":
+        """The same objective; where `pairs_per_path` was left open, with no more pairs than fit into the batch."""
+        most = max(1, batch_size // self.evaluations)
+        if "pairs" not in self.open or self.pairs_per_path <= most:
+            return self
+        return replace(self, pairs_per_path=most)
 
     @abc.abstractmethod
     def covers(self, x) -> str | None:
@@ -177,7 +186,7 @@ class DSM(AbstractObjective):
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
-        return replace(self, target=target, open=())
+        return replace(self, target=target, open=tuple(name for name in self.open if name == "pairs"))
 
     def covers(self, x):
         return self.target.covers(x)
@@ -224,7 +233,7 @@ def LocalDSM(
     variance_reduction: str = "antithetic",
     forward: AbstractForward | None = None,
     steps: int | None = None,
-    pairs_per_path: int = 16,
+    pairs_per_path: int | None = None,
     **options,
 ) -> DSM:
     """Local denoising score matching: kernels over [s(t), t], by default with `∫g² = λ = 10⁻²`.
@@ -237,7 +246,7 @@ def LocalDSM(
     - `expand`, `ito`: see `linearize`.
     - `variance_reduction`: "antithetic" (pairs ±ε), "control" (subtracts `s_θ(m)ᵀQŝ`) or "none".
     - `forward`: how y_s is drawn; `steps`: of the simulated path, when no other way is given.
-    - `pairs_per_path`: how many times one path serves.
+    - `pairs_per_path`: how many times one path serves (32, or less if the batch is small).
     - `options`: `prior`, `times`, `t0` of `DSM`.
     """
     check_name("variance_reduction", variance_reduction, VARIANCE_REDUCTIONS)
@@ -249,12 +258,14 @@ def LocalDSM(
         raise ValueError(f"steps={steps} is for simulated paths; forward={type(forward).__name__} has its own.")
     from_zero = isinstance(schedule, FromZero)
     left_open = ("steps",) if steps is None and forward is None and not from_zero else ()
+    if pairs_per_path is None and not from_zero:
+        left_open += ("pairs",)
     if forward is None:
         forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     antithetic = variance_reduction == "antithetic"
     target = Local(process, schedule, forward, expand=expand, ito=ito, antithetic=antithetic)
     control = variance_reduction == "control"
-    pairs = 1 if from_zero else pairs_per_path
+    pairs = 1 if from_zero else 32 if pairs_per_path is None else pairs_per_path
     return DSM(process, target, weighting=weighting, control=control, pairs_per_path=pairs, open=left_open, **options)
 
 
@@ -267,7 +278,7 @@ def PathwiseDSM(
     steps: int | None = None,
     exact: bool | None = None,
     gaussian: bool = False,
-    pairs_per_path: int = 16,
+    pairs_per_path: int | None = None,
     **options,
 ) -> DSM:
     """Score matching with weights carried along the path: no linearization, small variance. Needs invertible noise.
@@ -275,15 +286,27 @@ def PathwiseDSM(
         objective = PathwiseDSM(process)
 
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
-    target's variance, never its mean. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
+    target's variance, never its mean. One path serves `pairs_per_path` times (64, or less if the batch is small).
+    `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting
     target = Pathwise(process, forward, forgetting=rate, window=window, exact=exact, gaussian=gaussian)
-    left_open = [name for name, value in (("steps", steps), ("forgetting", forgetting)) if value is None]
+    left_open = [
+        name
+        for name, value in (("steps", steps), ("forgetting", forgetting), ("pairs", pairs_per_path))
+        if value is None
+    ]
     if window is not None and forgetting is None:
         left_open.remove("forgetting")
-    return DSM(process, target, weighting=weighting, pairs_per_path=pairs_per_path, open=tuple(left_open), **options)
+    return DSM(
+        process,
+        target,
+        weighting=weighting,
+        pairs_per_path=64 if pairs_per_path is None else pairs_per_path,
+        open=tuple(left_open),
+        **options,
+    )
 
 
 def TabulatedDSM(

@@ -17,9 +17,19 @@ from jaxtyping import Array
 
 from ._types import State, StateLike, StructureName
 from .errors import as_floating, check_name, check_positive, is_concrete
-from .structure import MAX_DENSE, STRUCTURES, AbstractStructure, Elementwise, expand_noise, infer, noise_kind
+from .structure import (
+    MAX_DENSE,
+    STRUCTURES,
+    AbstractStructure,
+    Elementwise,
+    depends_on_time,
+    expand_noise,
+    infer,
+    noise_kind,
+)
 
-_inferred: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # drift -> {(g shape, shape): name}
+# drift -> {(g shape, shape): name of its structure, ("time", shape): whether it is autonomous}
+_inferred: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Process(eqx.Module):
@@ -151,14 +161,25 @@ class Process(eqx.Module):
     def _g_shape(self) -> tuple[int, ...]:
         return jax.eval_shape(self.g, 0.0).shape
 
+    def autonomous(self, shape: tuple[int, ...]) -> bool:
+        """True when the drift does not depend on time."""
+        known = self._known()
+        if ("time", shape) not in known:
+            known["time", shape] = not depends_on_time(self.drift, shape)
+        return known["time", shape]
+
     def _infer(self, g_shape: tuple[int, ...], shape: tuple[int, ...]) -> StructureName:
-        try:
-            known = _inferred.setdefault(self.drift, {})
-        except TypeError:  # a drift that cannot be hashed, e.g. a module holding arrays
-            known = {}
+        known = self._known()
         if (g_shape, shape) not in known:
             known[g_shape, shape] = infer(self.drift, g_shape, shape)
         return known[g_shape, shape]
+
+    def _known(self) -> dict:
+        """What was inferred about this drift before."""
+        try:
+            return _inferred.setdefault(self.drift, {})
+        except TypeError:  # a drift that cannot be hashed, e.g. a module holding arrays
+            return {}
 
 
 def check_invertible(process: Process, shape: tuple[int, ...], *, what: str, remedy: str) -> None:

@@ -57,6 +57,14 @@ def four_point(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
     return jnp.where((bits & 8) == 0, size, -size).reshape(-1)[:n].reshape(shape)
 
 
+def signs(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
+    """Random signs ±1, 32 from each random word."""
+    n = int(np.prod(shape))
+    words = jax.random.bits(key, (-(-n // 32),), jnp.uint32)
+    bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return (1.0 - 2.0 * bits.astype(dtype)).reshape(-1)[:n].reshape(shape)
+
+
 def _euler(process: Process, y: State, f: State, t, h, dw: Array) -> State:
     return y + h * f + process.diffuse(t, dw, y.shape)
 

@@ -257,6 +257,12 @@ def infer(drift: Callable, g_shape: tuple[int, ...], shape: tuple[int, ...]) -> 
     return "dense"
 
 
+def depends_on_time(drift: Callable, shape: tuple[int, ...]) -> bool:
+    """False only when the drift is the same at all times."""
+    example = (jax.ShapeDtypeStruct((), float), jax.ShapeDtypeStruct(shape, float))
+    return bool(np.any(marked_outputs(lambda t, y: drift(y, t), example, [np.ones((), bool)])[0]))
+
+
 def _parted(drift: Callable, shape: tuple[int, ...], *, sites: int) -> bool:
     """True when the drift couples no two sites (sites = d: coordinates; sites = pixels: pixels)."""
     if sites == 1:

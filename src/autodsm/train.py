@@ -116,7 +116,8 @@ def make_step(objective: AbstractObjective, network, optimizer, plan: Plan) -> C
         n = state.step.astype(jnp.float32)
         decay = jnp.minimum(plan.ema, (1.0 + n) / (10.0 + n))  # young averages forget faster
         ema = optax.incremental_update(params, state.ema, 1.0 - decay)
-        return TrainState(params, ema, opt_state, state.step + 1), (value, optax.global_norm(grads))
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        return TrainState(params, ema, opt_state, state.step + 1), (value, norm)
 
     return step
 
@@ -151,14 +152,14 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, plan: Pl
     draws = jax.vmap(lambda x, k, u: objective.draws(x, key=k, u=u))(x, jax.random.split(draw_key, len(x)), u)
 
     def deal(leaf):  # (paths · steps, pairs, …) -> (steps, paths · pairs, …)
+        step, path, pair = np.ogrid[:steps, : plan.paths, : plan.pairs]
         leaf = leaf.reshape(plan.paths, steps, plan.pairs, *leaf.shape[2:])
-        moved = [jnp.roll(leaf[:, :, k], k, axis=1) for k in range(plan.pairs)]
-        return jnp.moveaxis(jnp.stack(moved, axis=2), 1, 0).reshape(steps, plan.paths * plan.pairs, *leaf.shape[3:])
+        return leaf[path, (step - pair) % steps, pair].reshape(steps, plan.paths * plan.pairs, *leaf.shape[3:])
 
     return jax.tree.map(deal, draws)
 
 
-def _keys(key: PRNGKey, step) -> PRNGKey:
+def _keys(key: PRNGKey, step) -> Array:
     """The keys of the round that begins at `step`: of examples, their order, u, and draws."""
     return jax.random.split(jax.random.fold_in(key, step), 4)
 
@@ -237,7 +238,8 @@ def _diagnose(objective, network, optimizer, state: TrainState, data, key, plan:
     x = np.asarray(_starts(data, key, state.step, steps * plan.paths))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
-    draws = eqx.filter_jit(round_draws)(objective, data, key, state.step, plan, steps)
+    # The objective is closed over, as in training: checks in it look at values.
+    draws = eqx.filter_jit(lambda data, step: round_draws(objective, data, key, step, plan, steps))(data, state.step)
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
     before = jax.tree.map(lambda leaf: leaf[:first], draws)
     state, _ = eqx.filter_jit(jax.lax.scan)(make_step(objective, network, optimizer, plan), state, before)

@@ -6,13 +6,14 @@ pair ±ε, or a control variate, cancels that term, and what is left is bounded 
 target have no λ.
 
 Shown is `(evaluations of a draw) · tr Cov(∂loss/∂θ)` over all parameters θ of a small network, after a short training.
-Only evaluations of the network are counted: ISM's derivatives of it, which cost more than the network itself, are not.
+Only evaluations of the network are counted: ISM's derivatives of it, which cost as much again or more, are not.
 
 That the expected gradients do agree is tested with the same draws. Let Δ_b be the difference to ISM's in batch b. If
 its mean is zero, its sign is arbitrary: p is the share of random signs σ_b with `|Σ σ_b Δ_b| ≥ |Σ Δ_b|`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,24 +25,35 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from .. import plot
 from ..clock import Clock
 from ..data import checkerboard
-from ..fit import fit
 from ..ism import ISM
 from ..network import MLP, Score, trainable
 from ..objective import AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
 from ..priors import langevin
 from ..process import Process
 from ..run import RunFolder
+from ..train import Plan, initial_state, make_step, optimizer_for
 
 LAMBDAS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 REDUCTIONS = ("none", "control", "antithetic")
 REFERENCE = "ISM, exact divergence"
+STYLES: dict[str, dict[str, Any]] = {
+    "local-DSM, none": {"color": "C0", "marker": "o"},
+    "local-DSM, control": {"color": "C1", "marker": "s"},
+    "local-DSM, antithetic": {"color": "C2", "marker": "^"},
+    "pathwise": {"color": "C3", "ls": "-"},
+    "tabulated": {"color": "C4", "ls": "-"},
+    REFERENCE: {"color": "0.3", "ls": "--"},
+    "ISM, Hutchinson": {"color": "0.3", "ls": ":"},
+}
+_TRAINING = {"steps": 200, "batch_size": 256}
 _FLIPS = 4095
+# Every function is run a few times only, so that compiling it is what takes time.
+_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class Case(NamedTuple):
@@ -74,7 +86,7 @@ def cases() -> dict[str, Case]:
 
 
 def objectives(case: Case, *, steps: int, key) -> dict[str, AbstractObjective]:
-    """Objectives by name. Each draws one state from a path, at times common to all; λ is set by `measure`."""
+    """Objectives by name. Each takes one draw from a path, at times common to all; λ is set in `make_draws`."""
     process = case.process
     times = {"times": "uniform", "t0": 0.05 * process.t1, "pairs_per_path": 1}
     weighted = {"weighting": "likelihood", **times}
@@ -90,40 +102,94 @@ def objectives(case: Case, *, steps: int, key) -> dict[str, AbstractObjective]:
     return {name: objective.prepare(case.y0, key=key) for name, objective in found.items()}
 
 
-def measure(
-    objective: AbstractObjective, network, y0, lambdas: Sequence[float] | None, *, batches: int, batch: int, key
-) -> list[Gradient]:
-    """Variance of the gradient of one draw, with its jackknife error over batches, for each λ or, without, once."""
-    params, static = eqx.partition(network, trainable(network))
+def make_draws(objective: Any, y0, *, batches: int, batch: int) -> Callable:
+    """The compiled function `(key, λ) -> draws`, of shape (batches, batch, …); λ = None for objectives without."""
 
-    @eqx.filter_jit
-    def sums(params, lam, key):  # mean gradient, (batches, parameters), and mean square of its norm, (batches,)
-        trial: Any = objective  # λ is an argument: one compilation serves all
-        trial = trial if lam is None else eqx.tree_at(lambda o: o.target.schedule.lam, trial, lam)
-
-        def gradient(x, key):
-            grads = jax.grad(lambda params: trial(eqx.combine(params, static), x, key=key))(params)
-            return jax.flatten_util.ravel_pytree(grads)[0]
+    @_jit
+    def draws(key, lam):
+        trial = objective if lam is None else eqx.tree_at(lambda o: o.target.schedule.lam, objective, lam)
 
         def one(key):
             start_key, draw_key = jax.random.split(key)
-            grads = jax.vmap(gradient)(y0(start_key, batch), jax.random.split(draw_key, batch))
+            return jax.vmap(lambda x, k: trial.draws(x, key=k))(y0(start_key, batch), jax.random.split(draw_key, batch))
+
+        return jax.tree.map(lambda leaf: leaf[:, :, 0], jax.lax.map(one, jax.random.split(key, batches)))
+
+    return draws
+
+
+def without_mirror(draws):
+    """The first of each antithetic pair."""
+    draw, constant = draws
+    return draw._replace(y=draw.y[:, :, :1], score=draw.score[:, :, :1]), constant
+
+
+def make_measure(objective: AbstractObjective, network) -> Callable[..., Gradient]:
+    """The function `draws -> Gradient`, compiled for one objective; errors by the jackknife over batches."""
+    params, static = eqx.partition(network, trainable(network))
+
+    def gradient(params, draw):
+        grads = jax.grad(lambda params: objective.at(eqx.combine(params, static), draw))(params)
+        return jax.flatten_util.ravel_pytree(grads)[0]
+
+    @_jit
+    def moments(params, draws):
+        def one(batch):
+            grads = jax.vmap(lambda draw: gradient(params, draw))(batch)
             return jnp.mean(grads, axis=0), jnp.mean(jnp.sum(grads**2, axis=1))
 
-        return jax.lax.map(one, jax.random.split(key, batches))
+        return jax.lax.map(one, draws)
 
     def variance(mean, square, n):
         return objective.evaluations * (square - np.sum(mean**2, axis=-1)) * n / (n - 1)
 
-    def gradient_at(lam) -> Gradient:
-        means, squares = (np.asarray(v, float) for v in sums(params, lam, key))
+    def measure(draws) -> Gradient:
+        batches, batch = jax.tree.leaves(draws)[0].shape[:2]
+        means, squares = (np.asarray(v, float) for v in moments(params, draws))
         others = (batches * means.mean(axis=0) - means) / (batches - 1)  # means without one of the batches
         other_squares = (batches * squares.mean() - squares) / (batches - 1)
         left_out = variance(others, other_squares, (batches - 1) * batch)
         stderr = np.sqrt((batches - 1) * np.var(left_out))
         return Gradient(float(variance(means.mean(axis=0), squares.mean(), batches * batch)), float(stderr), means)
 
-    return [gradient_at(lam) for lam in ([None] if lambdas is None else map(jnp.asarray, lambdas))]
+    return measure
+
+
+def trained(objective: AbstractObjective, network, draws: Callable, *, key):
+    """The network after a short training: variance matters most near the end of one, not at its start."""
+    plan = Plan.make(objective, 2, ema=0.0, **_TRAINING)
+    optimizer = optimizer_for(plan.steps)
+    needed, parts = plan.steps * plan.paths, []
+    while sum(len(jax.tree.leaves(part)[0]) for part in parts) < needed:
+        drawn = draws(jax.random.fold_in(key, len(parts)), None)
+        parts.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), drawn))
+    cut = jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves)[:needed].reshape(plan.steps, plan.paths, *leaves[0].shape[1:]), *parts
+    )
+    step = make_step(objective, network, optimizer, plan)
+    state, _ = jax.jit(lambda state, cut: jax.lax.scan(step, state, cut))(initial_state(network, optimizer), cut)
+    return eqx.combine(state.params, eqx.partition(network, trainable(network))[1])
+
+
+def compare(case: Case, *, steps: int, batches: int, batch: int, key) -> dict[str, list[Gradient]]:
+    """Gradients of every objective at one network; for local-DSM a list over LAMBDAS, else of one."""
+    keys = jax.random.split(key, 4)
+    trials = objectives(case, steps=steps, key=keys[0])
+    best = "tabulated" if case.elementwise else "pathwise"
+    # Objectives with the same target are compared on the same draws.
+    sources = {"local": "local-DSM, antithetic", "ISM": "ISM, Hutchinson", "pathwise": "pathwise", best: best}
+    draws = {name: make_draws(trials[name], case.y0, batches=batches, batch=batch) for name in sources.values()}
+    network = Score(MLP((2,), Clock(case.process), key=keys[1], width=64, depth=2), Clock(case.process))
+    network = trained(trials[best], network, draws[best], key=keys[2])
+    measures = {name: make_measure(objective, network) for name, objective in trials.items()}
+    found: dict[str, list[Gradient]] = {name: [] for name in trials}
+    for family, source in sources.items():
+        for lam in LAMBDAS if family == "local" else (None,):
+            drawn = draws[source](keys[3], None if lam is None else jnp.asarray(lam))
+            for name in (name for name in trials if name.startswith(family)):
+                single = name in ("local-DSM, none", "local-DSM, control")
+                found[name].append(measures[name](without_mirror(drawn) if single else drawn))
+    return found
 
 
 def same_mean(first: Gradient, second: Gradient, *, seed: int = 0) -> float:
@@ -135,44 +201,60 @@ def same_mean(first: Gradient, second: Gradient, *, seed: int = 0) -> float:
     return float((1 + np.sum(flipped >= products.sum())) / (1 + _FLIPS))
 
 
+def record_of(found: Mapping[str, list[Gradient]]) -> dict:
+    """Numbers of one process, as plain data."""
+    variance = {
+        name: {
+            "value": [g.variance for g in each],
+            "stderr": [g.stderr for g in each],
+            "p": [same_mean(g, found[REFERENCE][0]) for g in each],
+        }
+        for name, each in found.items()
+    }
+    first, last = found["local-DSM, none"][-2:]
+    width = np.log(LAMBDAS[-1] / LAMBDAS[-2])
+    error = np.hypot(first.stderr / first.variance, last.stderr / last.variance) / abs(width)
+    values = {name: rows["value"] for name, rows in variance.items()}
+    at = LAMBDAS.index(1e-2)
+    plain = values["local-DSM, none"][at]
+    return {
+        "variance": variance,
+        "slope_none": {"value": float(np.log(last.variance / first.variance) / width), "stderr": float(error)},
+        "growth": {name: v[-1] / v[0] for name, v in values.items() if len(v) > 1},
+        "none_at_0.01_over": {name: plain / v[at if len(v) > 1 else 0] for name, v in values.items()},
+    }
+
+
 def figure_of(records: Mapping[str, Mapping]) -> Figure:
     """A panel for each process: variances over λ, with horizontal lines for what has no λ; two standard errors."""
     figure, axes = plot.panels(len(records), width=4.2, height=3.9)
     handles = {}
     for axis, (process, record) in zip(axes, records.items(), strict=True):
         for name, rows in record["variance"].items():
-            j = list(record["variance"]).index(name) if name.startswith("local") else None
-            value, stderr = np.array(rows["value"]), np.array(rows["stderr"])
-            if j is not None:
-                style = {"marker": "os^"[j], "ms": 4, "lw": 1.2, "capsize": 2, "color": f"C{j}"}
-                handles[name] = axis.errorbar(LAMBDAS, value, 2 * stderr, **style)
+            value, error, style = np.array(rows["value"]), 2 * np.array(rows["stderr"]), STYLES[name]
+            if len(value) > 1:
+                handles[name] = axis.errorbar(LAMBDAS, value, error, ms=4, lw=1.2, capsize=2, **style)
             else:
-                color, dashes = _LINES[name]
-                handles[name] = axis.axhline(value[0], color=color, ls=dashes, lw=1.3)
-                axis.axhspan(*(value[0] + 2 * stderr[0] * np.array([-1, 1])), color=color, alpha=0.15, lw=0)
+                handles[name] = axis.axhline(value[0], lw=1.3, **style)
+                axis.axhspan(value[0] - error[0], value[0] + error[0], color=style["color"], alpha=0.15, lw=0)
         axis.set(xscale="log", yscale="log", title=process, xlabel="λ = ∫g² over [s, t]")
     axes[0].set_ylabel("gradient variance × evaluations")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend([handles[name] for name in STYLES], list(STYLES), loc="outside lower center", ncols=3)
     return figure
 
 
-_LINES = {
-    "pathwise": ("C3", "-"),
-    "tabulated": ("C4", "-"),
-    REFERENCE: ("0.3", "--"),
-    "ISM, Hutchinson": ("0.3", ":"),
-}
-
-
 def table_of(process: str, record: Mapping) -> Table:
-    table = Table(title=f"Gradient variance × evaluations: {process}", caption=f"p: mean gradient as of {REFERENCE}")
-    for column in ("objective", *(f"λ = {lam:g}" for lam in LAMBDAS), "smallest p"):
-        table.add_column(column, justify="left" if column == "objective" else "right")
+    unit = record["variance"][REFERENCE]["value"][0]
+    ends = f"λ = {LAMBDAS[0]:g} and {LAMBDAS[-1]:g}"
+    caption = f"In units of {unit:.3g}, that of {REFERENCE}. p: of the same mean gradient, at {ends}."
+    table = Table(title=f"Gradient variance × evaluations, over λ: {process}", caption=caption)
+    for column in ("objective", *(f"{lam:g}" for lam in LAMBDAS), "p", "p"):
+        table.add_column(column, justify="left" if column[0] == "o" else "right", no_wrap=True)
     for name, rows in record["variance"].items():
-        cells = [f"{v:.3g} ± {e:.1g}" for v, e in zip(rows["value"], rows["stderr"], strict=True)]
-        cells = cells if len(cells) > 1 else ["", "", *cells, "", ""]
-        p = "" if name == REFERENCE else f"{min(rows['p']):.3f}"
-        table.add_row(name, *cells, p)
+        cells = [f"{v / unit:.3g}" for v in rows["value"]]
+        cells = cells if len(cells) > 1 else cells * len(LAMBDAS)
+        p = ["", ""] if name == REFERENCE else [f"{rows['p'][0]:.2f}", f"{rows['p'][-1]:.2f}"]
+        table.add_row(name, *cells, *(p if len(rows["p"]) > 1 else ["", p[1]]))
     return table
 
 
@@ -180,53 +262,17 @@ def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     steps, batches, batch = (48, 32, 128) if quick else (128, 64, 1024)
     console, records = Console(), {}
     for index, (name, case) in enumerate(cases().items()):
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), index), 4)
-        trials = objectives(case, steps=steps, key=keys[0])
-        network = Score(MLP((2,), Clock(case.process), key=keys[1], width=64, depth=2), Clock(case.process))
-        best = trials["tabulated" if case.elementwise else "pathwise"][None]
-        network = fit(
-            case.process, case.y0, key=keys[2], objective=best, network=network, steps=200, progress=False
-        ).last  # nearly trained: where variance matters
-        size = {"batches": batches, "batch": batch, "key": keys[3]}
-        found = {
-            (label, lam): measure(objective, network, case.y0, **size)
-            for label, each in track(trials.items(), description=name)
-            for lam, objective in each.items()
-        }
-        records[name] = _record(trials, found)
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        with console.status(name):
+            records[name] = record_of(compare(case, steps=steps, batches=batches, batch=batch, key=key))
         console.print(table_of(name, records[name]))
+        growth, slope = records[name]["growth"], records[name]["slope_none"]
         console.print(
             f"From λ = {LAMBDAS[0]:g} to {LAMBDAS[-1]:g}: without variance reduction × "
-            f"{records[name]['growth']['none']:.0f} (slope {records[name]['slope']['value']:.2f} at the end), with "
-            f"antithetic pairs × {records[name]['growth']['antithetic']:.2f}.",
+            f"{growth['local-DSM, none']:.0f} (slope {slope['value']:.2f} ± {slope['stderr']:.2f} at the end), with "
+            f"antithetic pairs × {growth['local-DSM, antithetic']:.2f}.",
             soft_wrap=True,
         )
     path = folder.save_figure("gradient-variance", figure_of(records))
     console.print(f"Figure: {path}", soft_wrap=True)
     return {"lambdas": list(LAMBDAS), "draws": batches * batch, "steps_of_a_path": steps, "processes": records}
-
-
-def _record(trials: Mapping, found: Mapping[tuple[str, float | None], Gradient]) -> dict:
-    """Numbers of one process, as plain data."""
-    variance = {
-        label: {
-            "value": [found[label, lam].variance for lam in each],
-            "stderr": [found[label, lam].stderr for lam in each],
-            "p": [same_mean(found[label, lam], found[REFERENCE, None]) for lam in each],
-        }
-        for label, each in trials.items()
-    }
-    first, last = (found["local-DSM, none", lam] for lam in LAMBDAS[-2:])
-    width = np.log(LAMBDAS[-1] / LAMBDAS[-2])
-    errors = [g.stderr / g.variance for g in (first, last)]
-    slope = {"value": np.log(last.variance / first.variance) / width, "stderr": np.hypot(*errors) / abs(width)}
-    at = LAMBDAS.index(1e-2)
-    plain = variance["local-DSM, none"]["value"][at]
-    return {
-        "variance": variance,
-        "slope": {k: float(v) for k, v in slope.items()},
-        "growth": {r: v["value"][-1] / v["value"][0] for r in REDUCTIONS for v in [variance[f"local-DSM, {r}"]]},
-        "none_at_0.01_over": {
-            label: plain / rows["value"][at if len(rows["value"]) > 1 else 0] for label, rows in variance.items()
-        },
-    }

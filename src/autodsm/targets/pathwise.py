@@ -10,9 +10,9 @@ A path is a chain of such steps (Strang's splitting: half a step of drift, the n
 steps in a row are taken as one, by the midpoint rule), which is of weak order two. The target is *exact* for the chain
 itself, however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
 
-For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones both
-terms are series in `E = J − I`: `J⁻ᵀ Z = Σ (−Eᵀ)ᵏ Z` by vector–Jacobian products, and `log det J = Σ (−1)ᵏ⁺¹ tr(Eᵏ)/k`
-with the traces estimated by one random probe, both to third order: no matrix is formed.
+For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones no
+matrix is formed: with `J = e^{hA} + O(h³)`, A at the midpoint, `J⁻ᵀ Z` is a series of vector–Jacobian products, and
+`∇ log det J = h ∇(∇·f) + O(h³)`, the divergence estimated with one random probe (`E vᵀA v = tr A`).
 """
 
 import math
@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 from .._types import PRNGKey, State
 from ..process import Process, check_invertible
 from ..schedule import ScheduledPairs
-from ..simulate import four_point, initial_states
+from ..simulate import four_point, initial_states, signs
 from ..structure import Dense, Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
 from .paths import Paths
@@ -107,27 +107,26 @@ class Pathwise(AbstractTarget):
         n = len(grid) - 1
 
         def step(state, inputs):
-            i, xi, k = inputs
-            state = self._drift(state, middles[i], middles[i + 1], k)
+            i, xi, probe = inputs
+            state = self._drift(state, middles[i], middles[i + 1], probe)
             state = self._kick(state, grid[i], grid[i + 1], xi)
             return state, state
 
         start = Weighted(x, jnp.zeros_like(x), jnp.zeros((), x.dtype))
-        xi, keys = self._noise(chain_key, n, x)
-        _, chain = jax.lax.scan(step, start, (jnp.arange(n), xi, keys))
+        xi, probes = self._noise(chain_key, n, x)
+        _, chain = jax.lax.scan(step, start, (jnp.arange(n), xi, probes))
         chain = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, chain)
 
         index = jnp.clip(jnp.searchsorted(grid, times, side="right") - 1, 0, n)
-        xi, keys = self._noise(branch_key, len(times), x)
+        xi, probes = self._noise(branch_key, 2 * len(times), x)
 
-        def branch(i, t, xi, k):
+        def branch(i, t, xi, first, second):
             state = jax.tree.map(lambda a: a[i], chain)
             half = 0.5 * (grid[i] + t)
-            first, second = jax.random.split(k)
             state = self._kick(self._drift(state, middles[i], half, first), grid[i], t, xi)
             return self._drift(state, half, t, second)
 
-        return jax.vmap(branch)(index, times, xi, keys)
+        return jax.vmap(branch)(index, times, xi[::2], probes[::2], probes[1::2])
 
     def _windows(self, x, times, key) -> Weighted:
         """Weights from s(t) on: a chain of its own for each time."""
@@ -138,24 +137,33 @@ class Pathwise(AbstractTarget):
         n = self.window_steps
 
         def one(y, s, t, key):
-            xi, keys = self._noise(key, n + 1, y)
+            xi, probes = self._noise(key, n + 1, y)
             h = (t - s) / n
 
             def step(state, inputs):
-                i, xi, k = inputs
-                state = self._drift(state, s + jnp.maximum(i - 0.5, 0.0) * h, s + (i + 0.5) * h, k)
+                i, xi, probe = inputs
+                state = self._drift(state, s + jnp.maximum(i - 0.5, 0.0) * h, s + (i + 0.5) * h, probe)
                 return self._kick(state, s + i * h, s + (i + 1) * h, xi), None
 
             start = Weighted(y, jnp.zeros_like(y), jnp.zeros((), y.dtype))
-            state, _ = jax.lax.scan(step, start, (jnp.arange(n, dtype=y.dtype), xi[:-1], keys[:-1]))
-            return self._drift(state, t - 0.5 * h, t, keys[-1])
+            state, _ = jax.lax.scan(step, start, (jnp.arange(n, dtype=y.dtype), xi[:-1], probes[:-1]))
+            return self._drift(state, t - 0.5 * h, t, probes[-1])
 
         return jax.vmap(one)(starts, s, times, jax.random.split(chain_key, len(times)))
 
     def _noise(self, key, n: int, x) -> tuple[Array, Array]:
+        """Noise and probes for n steps, drawn together, which is much cheaper than one by one."""
         noise_key, probe_key = jax.random.split(key)
         draw = jax.random.normal if self.gaussian else four_point
-        return draw(noise_key, (n, *self.process.noise_shape(x.shape)), x.dtype), jax.random.split(probe_key, n)
+        xi = draw(noise_key, (n, *self.process.noise_shape(x.shape)), x.dtype)
+        return xi, jnp.zeros((n, 0)) if self._forms_jacobian(x.shape) else signs(probe_key, (n, *x.shape), x.dtype)
+
+    def _forms_jacobian(self, shape: tuple[int, ...]) -> bool:
+        structure = self.process.structure_for(shape)
+        if isinstance(structure, Elementwise):
+            return True
+        small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_EXACT
+        return small if self.exact is None else self.exact
 
     def _kick(self, state: Weighted, a, b, xi) -> Weighted:
         h, shape = b - a, state.y.shape
@@ -171,7 +179,7 @@ class Pathwise(AbstractTarget):
         kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
-    def _drift(self, state: Weighted, a, b, key) -> Weighted:
+    def _drift(self, state: Weighted, a, b, probe) -> Weighted:
         y, Z, omega = state
         h, middle = b - a, 0.5 * (a + b)
 
@@ -183,14 +191,12 @@ class Pathwise(AbstractTarget):
             ones = jnp.ones_like(y)
             (y, J), (_, curvature) = jax.jvp(lambda y: jax.jvp(phi, (y,), (ones,)), (y,), (ones,))
             return Weighted(y, (Z + omega * curvature / J) / J, omega)
-        small = not isinstance(structure, Dense) or y.size <= MAX_EXACT
-        if small if self.exact is None else self.exact:
+        if self._forms_jacobian(y.shape):
             end, J = structure.jacobian(phi, y)
             slope = jax.grad(lambda y: jnp.sum(_eliminate(structure.jacobian(phi, y)[1])[1]))(y)
             Z = structure.matvec(_eliminate(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
-        probe = jax.random.rademacher(key, y.shape, y.dtype)
-        return Weighted(*_series(phi, y, Z, omega, probe), omega)
+        return _differential(self.process.f, state, a, h, probe)
 
 
 def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
@@ -211,24 +217,19 @@ def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
     return rows[..., n:], log_det
 
 
-def _series(phi, y, Z, omega, probe) -> tuple[State, State]:
-    """`Φ(y)` and `J⁻ᵀ (Z + Ω ∇ log det J)`, to third order in J − I."""
-
-    def log_det(y):
-        _, push = jax.linearize(phi, y)
-        total, v = 0.0, probe
-        for k in range(1, _ORDER + 1):
-            v = push(v) - v
-            total = total + (-1) ** (k + 1) / k * jnp.sum(probe * v)
-        return total
-
-    end, pull = jax.vjp(phi, y)
-    term = Z + omega * jax.grad(log_det)(y)
-    solution = term
-    for _ in range(_ORDER):
-        term = term - pull(term)[0]
-        solution = solution + term
-    return end, solution
+def _differential(f, state: Weighted, t, h, probe: State) -> Weighted:
+    """The same over h to second order, without matrices: `e^{−hAᵀ}(Z + ½hΩ∇(∇·f)) + ½hΩ∇(∇·f)` at the midpoint."""
+    y, Z, omega = state
+    middle, at = y + 0.5 * h * f(y, t), t + 0.5 * h
+    force, pull = jax.vjp(lambda y: f(y, at), middle)
+    slope = jax.grad(lambda y: jnp.sum(probe * jax.jvp(lambda y: f(y, at), (y,), (probe,))[1]))(middle)
+    source = 0.5 * h * omega * slope
+    term = Z + source
+    total = term + source
+    for k in range(1, _ORDER + 1):
+        term = -h / k * pull(term)[0]
+        total = total + term
+    return Weighted(y + h * force, total, omega)
 
 
 def _per_state(value: Float[Array, " k"], like: Array) -> Array:

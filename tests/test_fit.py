@@ -1,0 +1,328 @@
+"""`fit`: what it refuses, what it chooses, and trained scores against exact ones."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import autodsm as ad
+from autodsm.checkpoint import Checkpoints
+from autodsm.defaults import choose_objective, is_linear
+from autodsm.fit import set_up
+from autodsm.network import MLP, Score
+from autodsm.record import describe
+from autodsm.reference import linear_moments
+from autodsm.targets import Local, Pathwise, Tabulated
+from autodsm.train import TrainingError
+
+OU = ad.Process(lambda y, t: -y, 1.0, 1.0)
+WELL = ad.Process(lambda y, t: y - y**3, 1.0, 1.0)
+WELL_RANGE = (-2.0, 2.0)  # one table serves all tests
+
+
+def normal(key, n):
+    return 0.5 + 0.5 * jax.random.normal(key, (n, 1))
+
+
+def small_network(process, shape=(1,), width=16, seed=3):
+    clock = ad.Clock(process)
+    return Score(MLP(shape, clock, key=jax.random.key(seed), width=width, depth=1), clock)
+
+
+def arguments(**changes):
+    objective = ad.LocalDSM(OU, schedule=ad.FromZero())
+    given = dict(process=OU, y0=normal, objective=objective, network=small_network(OU), key=jax.random.key(0))
+    return {**given, "steps": 16, "batch_size": 16, "progress": False, **changes}
+
+
+def forbid_training(monkeypatch):
+    def make_round(*args):
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr("autodsm.train.make_round", make_round)
+
+
+def contents(folder):
+    return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.rglob("*") if file.is_file()}
+
+
+# Another configuration in the folder of a run
+
+DATA = np.linspace(0.0, 1.0, 1000)[:, None]
+OTHER_DATA = np.where(np.arange(1000)[:, None] == 777, 0.5, DATA)  # one sample of a thousand
+AT_ZERO = np.zeros((4, 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ({}, {"steps": 32}, "steps: 16 there, 32 here"),
+        ({}, {"batch_size": 32}, "batch_size: 16 there, 32 here"),
+        ({}, {"learning_rate": 1e-3}, "optimizer.learning_rate: 0.003 there, 0.001 here"),
+        ({}, {"ema": 0.5}, "ema: 0.999 there, 0.5 here"),
+        ({}, {"key": jax.random.key(1)}, r"key\[1\]: 0 there, 1 here"),
+        ({}, {"process": ad.Process(lambda y, t: -1.01 * y, 1.0, 1.0)}, "process.drift: "),
+        ({"y0": AT_ZERO}, {"y0": AT_ZERO, "process": ad.Process(lambda y, t: -2 * y, 1.0, 1.0)}, "process.drift: "),
+        ({}, {"process": ad.Process(lambda y, t: -y, 1.01, 1.0)}, "process.noise: "),
+        ({}, {"y0": lambda key, n: 1.01 * normal(key, n)}, "data: "),
+        ({"y0": DATA}, {"y0": OTHER_DATA}, "data: "),
+        ({}, {"objective": ad.LocalDSM(OU, lam=0.02, steps=16)}, "objective.target.schedule.type: 'FromZero' there"),
+        ({}, {"objective": ad.LocalDSM(OU, schedule=ad.FromZero(), weighting="score")}, "objective.weighting: 'percep"),
+        ({}, {"network": small_network(OU, seed=4)}, r"network.net.layers\[0\].weight: 'float32\[11, 16\] \w+' there"),
+        ({}, {"network": small_network(OU, width=8)}, r"network.net.layers\[0\].weight: "),
+        ({}, {"optimizer": optax.adam(1e-3)}, "optimizer.name: 'adamw' there, 'given' here"),
+        (
+            {"optimizer": optax.adam(1e-3)},
+            {"optimizer": optax.adam(2e-3)},
+            r"optimizer.functions\S+: -0.001 there, -0.002 here",
+        ),
+        (
+            {"optimizer": optax.adam(optax.cosine_decay_schedule(1e-3, 16))},
+            {"optimizer": optax.adam(optax.cosine_decay_schedule(1e-3, 32))},
+            r"optimizer.functions\S+: 16 there, 32 here",
+        ),
+    ],
+)
+def test_another_configuration_is_refused(first, second, told, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    forbid_training(monkeypatch)
+    with pytest.raises(AssertionError, match="begun"):
+        ad.fit(**arguments(**first), out=folder)
+    before = contents(folder)
+    with pytest.raises(ValueError, match=rf"(?s)run holds a run of another configuration:.*{told}.*another folder"):
+        ad.fit(**arguments(**second), out=folder)
+    assert contents(folder) == before
+    with pytest.raises(AssertionError, match="begun"):  # the same is accepted
+        ad.fit(**arguments(**first), out=folder)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
+    forbid_training(monkeypatch)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="already exists"):
+        ad.fit(**arguments(), out=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_descriptions_tell_priors_and_closures_apart():
+    def base(scale):
+        return lambda y, t: -scale * y
+
+    def circle(n):
+        return circle(n - 1) if n else told
+
+    told = circle  # two functions that hold each other
+    assert describe(dist.Normal(0.0, 1.0)) == describe(dist.Normal(0.0, 1.0)) != describe(dist.Normal(0.0, 2.0))
+    assert describe(base(1.0)) == describe(base(1.0)) != describe(base(2.0))
+    assert describe(circle)
+    prior = [jax.grad(lambda y, law=dist.Normal(0.0, s): law.log_prob(y)) for s in (1.0, 1.0, 2.0)]
+    assert describe(prior[0]) == describe(prior[1]) != describe(prior[2])
+
+
+# What is refused at once
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"steps": 0}, ValueError, "steps=0 must be"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every=0"),
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"ema": 1.0}, ValueError, "ema=1.0 must be at least 0 and below 1"),
+        ({"learning_rate": -1.0}, ValueError, "learning_rate=-1.0 must be"),
+        ({"learning_rate": 1e-3, "optimizer": optax.adam(1e-3)}, ValueError, "is for the default optimizer"),
+        (
+            {"batch_size": 7, "objective": ad.LocalDSM(OU, pairs_per_path=4)},
+            ValueError,
+            "batch_size=7 is too small: one path has 4 draws of 2 evaluations. Make it at least 8",
+        ),
+        ({"network": lambda y, t: y[:0]}, ValueError, r"returned shape \(0,\) for a state of shape \(1,\)"),
+        ({"network": lambda y, t: (y, t)}, ValueError, "returned shape tuple for a state"),
+        ({"network": lambda y, t: y}, ValueError, "network has no floating arrays to train"),
+        ({"network": np.zeros(3)}, TypeError, "must be callable as network"),
+        ({"y0": np.array([[0.0], [np.nan]])}, ValueError, "y0 holds values that are not finite"),
+        ({"y0": lambda key, n: normal(key, n) / 0.0}, ValueError, "y0 holds values that are not finite"),
+        ({"y0": 3.0}, ValueError, "y0=3.0 must be a sampler"),
+        ({"y0": lambda key, n: normal(key, n + 1)}, ValueError, "returned 257 states"),
+        ({"process": ad.Process(lambda y, t: y[:0], 1.0, 1.0)}, ValueError, r"drift returned shape \(0,\)"),
+    ],
+)
+def test_what_is_refused_before_any_work(changes, error, told, tmp_path, monkeypatch):
+    forbid_training(monkeypatch)
+    monkeypatch.setattr("autodsm.objective.DSM.prepare", lambda *args, **options: pytest.fail("the pilot has begun"))
+    with pytest.raises(error, match=told):
+        ad.fit(**arguments(**changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_outside_the_table(tmp_path):
+    objective = ad.TabulatedDSM(WELL, y_range=WELL_RANGE)
+    given = arguments(process=WELL, objective=objective, network=small_network(WELL), batch_size=64)
+
+    def late(key, n):  # the examples that are looked at beforehand are few
+        x = jax.random.uniform(key, (n, 1), minval=-1.0, maxval=1.0)
+        return jnp.where(jnp.arange(n)[:, None] > 300, 2.5, x)
+
+    told = r"data lie in \[-\d.\d+, 2.5\], outside y_range=\(-2, 2\) of the tabulated kernel"
+    with pytest.raises(TrainingError, match=f"the loss is not finite at step 1: {told}"):
+        ad.fit(**{**given, "y0": late}, out=tmp_path / "late")
+    assert Checkpoints(tmp_path / "late" / "checkpoints").steps() == []
+    for y0 in (lambda key, n: 2.5 + 0.0 * late(key, n), np.full((5, 1), 2.5)):
+        for network in (given["network"], None):
+            with pytest.raises(ValueError, match=r"data lie in \[2.5, 2.5\], outside y_range") as error:
+                ad.fit(**{**given, "y0": y0, "network": network})
+            assert not isinstance(error.value, TrainingError)
+
+
+# Choices
+
+
+def drawn(shape):
+    return np.random.default_rng(1).normal(size=(8, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("drift", "linear"),
+    [
+        (lambda y, t: -y, True),
+        (lambda y, t: 0.0 * y, True),
+        (lambda y, t: 3.0 - (1.0 + t) * y, True),
+        (lambda y, t: 1e4 * (y[::-1] - y) + 1e4, True),
+        (lambda y, t: -jnp.tanh(y), False),
+        (lambda y, t: -y - 1e-3 * y**3, False),
+        (lambda y, t: y - 1e-3 * y**3, False),
+        (lambda y, t: -jnp.where(y > 0, y, 1.001 * y), False),
+        (lambda y, t: -jnp.clip(y, -6.0, 6.0), False),
+        (lambda y, t: -y - jnp.where(t < 0.01, y**3, 0.0), False),  # soon over
+        (lambda y, t: jnp.stack([-1e6 * y[0], -y[1] - 1e-3 * y[1] ** 3]), False),  # beside a large one
+    ],
+)
+def test_is_linear(drift, linear):
+    assert is_linear(ad.Process(drift, 1.0, 1.0), drawn((2,))) is linear
+
+
+def test_is_linear_looks_as_far_as_the_noise_goes():
+    def drift(y, t):
+        return -jnp.where(jnp.abs(y) < 20.0, y, 20.0 * jnp.sign(y))
+
+    assert not is_linear(ad.Process(drift, 30.0, 1.0), np.zeros((8, 1), np.float32))
+
+
+MATRIX = np.array([[-1.0, 0.8], [-0.2, -0.5]], np.float32)
+RING = (0.5 * np.eye(20, k=1) - np.eye(20)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("process", "shape", "target"),
+    [
+        (OU, (1,), Local),
+        (ad.Process(lambda y, t: MATRIX @ y, 1.0, 1.0), (2,), Local),
+        (ad.cld(), (2, 1), Local),
+        (WELL, (3,), "tabulated"),
+        (ad.Process(lambda y, t: MATRIX @ jnp.tanh(y), 1.0, 1.0), (2,), Pathwise),
+        (ad.Process(lambda y, t: RING @ y, 1.0, 1.0), (20,), Pathwise),
+        (ad.systems.swimmer().process, (2,), Local),
+        (ad.Process(lambda y, t: -(y**3), np.array([0.0, 1.0]), 1.0), (2,), Local),
+    ],
+)
+def test_the_objective_follows_the_process(process, shape, target):
+    x = drawn(shape)
+    objective, reason = choose_objective(process, x)
+    if target == "tabulated":
+        assert reason.startswith("TabulatedDSM")
+        assert type(objective.prepare(0.4 * np.tanh(x), key=jax.random.key(0)).target) is Tabulated
+        return
+    assert type(objective.target) is target
+    if target is Local:
+        assert objective.target.antithetic
+        from_zero = is_linear(process, x)
+        assert isinstance(objective.target.schedule, ad.FromZero) is from_zero
+        assert reason.startswith("DSM from s = 0" if from_zero else "LocalDSM, antithetic pairs")
+
+
+def test_a_table_that_cannot_be_built_is_done_without():
+    """The default process of `systems.double_well` starts from a law so wide that no table is exact enough."""
+    system = ad.systems.double_well(t1=0.5)
+    options = dict(key=jax.random.key(0), network=small_network(system.process))
+    setup = set_up(system.process, system.y0, **options)
+    assert type(setup.objective.target) is Pathwise
+    assert "there is no table: the drift varies too sharply" in setup.reason
+    assert setup.plan.pairs == setup.objective.pairs_per_path
+    with pytest.raises(ValueError, match="varies too sharply"):
+        set_up(system.process, system.y0, objective=ad.TabulatedDSM(system.process), **options)
+
+
+def test_keys_of_a_run_are_used_once(monkeypatch):
+    """Examples, pilot, network and training draw from different keys."""
+    seen = []
+
+    def y0(key, n):
+        if not isinstance(key, jax.core.Tracer):
+            seen.append(np.asarray(jax.random.key_data(key)).tobytes())
+        return normal(key, n)
+
+    process = ad.Process(lambda y, t: -jnp.tanh(y), 1.0, 1.0)
+    options = dict(width=8, depth=1, key=jax.random.key(0))
+    set_up(process, y0, objective=ad.ISM(process, pairs_per_path=2), **options)
+    assert len(seen) >= 3
+    assert len(set(seen)) == len(seen)
+
+
+# Against exact scores
+
+
+def error(score, t, y, exact, weight=None):
+    """`E|s_θ − s|² / E|s|²`."""
+    found = np.asarray(eqx.filter_jit(jax.vmap(lambda y: score(y, jnp.float32(t))))(jnp.asarray(y, jnp.float32)))
+    weight = np.ones(len(y)) if weight is None else weight
+    return float(weight @ np.sum((found - exact) ** 2, -1) / (weight @ np.sum(exact**2, -1)))
+
+
+@pytest.mark.parametrize("name", ["one", "two", "pathwise"])
+def test_a_gaussian_score(name):
+    """`dy = A y dt + dw` from N(m, ¼): moments by the equations of `reference`."""
+    A = np.array([[-1.0]]) if name == "one" else MATRIX.astype(float)
+    d = len(A)
+    start = np.array([1.0, -0.5])[:d]
+    process = ad.Process((lambda y, t: -y) if d == 1 else (lambda y, t: MATRIX @ y), 1.0, 2.0)
+    objective = None
+    if name == "pathwise":
+        objective = ad.PathwiseDSM(process, steps=32, forgetting=1.0, pairs_per_path=8)
+
+    def y0(key, n):
+        return start.astype(np.float32) + 0.5 * jax.random.normal(key, (n, d))
+
+    network = small_network(process, (d,), width=32)  # which knows nothing of Gaussians
+    options = dict(steps=500, batch_size=128, learning_rate=1e-2, ema=0.98, progress=False)
+    model = ad.fit(process, y0, key=jax.random.key(0), objective=objective, network=network, **options)
+    errors = []
+    for t in (0.1, 0.4, 1.0, 2.0):
+        mean, cov = linear_moments(lambda s: A, lambda s: 0.0, lambda s: np.eye(d), start, 0.0, t, cov=0.25 * np.eye(d))
+        y = np.random.default_rng(0).multivariate_normal(mean, cov, 4000)
+        errors.append(error(model.score, t, y, -(y - mean) @ np.linalg.inv(cov)))
+    print(name, errors)
+    assert np.mean(errors) < 1e-2
+
+
+def test_the_score_of_a_double_well():
+    """The whole of `fit`, with its own network, against a grid solution of the Fokker–Planck equation."""
+
+    def y0(key, n):
+        return 0.3 + 0.4 * jnp.clip(jax.random.normal(key, (n, 1)), -4.0, 4.0)
+
+    options = dict(steps=800, batch_size=128, learning_rate=1e-2, ema=0.99, width=32, depth=2, progress=False)
+    objective = ad.TabulatedDSM(WELL, y_range=WELL_RANGE)
+    model = ad.fit(WELL, y0, key=jax.random.key(0), objective=objective, **options)
+    times = (0.05, 0.2, 0.5, 1.0)
+    grid = ad.fokker_planck.solve_1d(
+        WELL, lambda x: np.exp(-0.5 * ((x - 0.3) / 0.4) ** 2), times, x_range=(-4.0, 4.0), cells=800, steps=100
+    )
+    x, exact = grid.x[:, None], grid.score()[..., None]
+    errors = [error(model.score, t, x, s, q) for t, s, q in zip(times, exact, grid.q, strict=True)]
+    guess = [error(model.score.base.held, t, x, s, q) for t, s, q in zip(times, exact, grid.q, strict=True)]
+    print("well", errors, guess)
+    assert np.mean(guess) > 0.2  # the Gaussian that training starts from
+    assert np.mean(errors) < 2e-2
