@@ -28,14 +28,20 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	"$(BIN)/python" benchmarks/simulate.py
+	"$(BIN)/python" benchmarks/step_cost.py
+	"$(BIN)/python" benchmarks/time_to_quality.py
 
-# The figures that the README shows.
+# The figures and numbers that the README shows.
 figures: $(STAMP)
 	rm -rf runs/figures
 	"$(BIN)/autodsm" reproduce all --out runs/figures
 	mkdir -p docs/figures
-	cp runs/figures/demo/figures/densities.png docs/figures/demo.png
+	cp runs/figures/demo/figures/demo.png docs/figures/demo.png
+	cp runs/figures/local-kernels/figures/densities.png docs/figures/local-kernels.png
 	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
+	cp runs/figures/gradient-variance/figures/gradient-variance.png docs/figures/gradient-variance.png
+	mkdir -p docs/results
+	for name in demo mean-error gradient-variance; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
 
 clean:
 	rm -rf "$(VENV)"

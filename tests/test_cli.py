@@ -1,6 +1,7 @@
 """The command line and the experiments behind it."""
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,28 @@ from autodsm.experiments import EXPERIMENTS
 def call(monkeypatch, *arguments):
     monkeypatch.setattr("sys.argv", ["autodsm", *map(str, arguments)])
     cli.main()
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def autodsm(monkeypatch, capsys, tmp_path):
+    """The command, run in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments) -> Done:
+        code = 0
+        try:
+            call(monkeypatch, *arguments)
+        except SystemExit as stop:
+            code = stop.code
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
 def test_list_names_every_experiment(monkeypatch, capsys):
@@ -38,13 +61,26 @@ def test_mean_error(monkeypatch, tmp_path):
         assert gap[quantity][-1] > 100 * scheduled[quantity][-1]
 
 
-def test_demo_shows_agreement_and_disagreement(monkeypatch, tmp_path, capsys):
-    call(monkeypatch, "reproduce", "demo", "--quick", "--out", tmp_path / "run")
+def test_local_kernels_show_agreement_and_disagreement(monkeypatch, tmp_path, capsys):
+    call(monkeypatch, "reproduce", "local-kernels", "--quick", "--out", tmp_path / "run")
     numbers = json.loads((tmp_path / "run" / "result.json").read_text())["numbers"]
     distance = {float(k): np.array(v) for k, v in numbers["total_variation"].items()}
     assert np.all(distance[0.05] < 0.04)
     assert distance[2.0][-1] > 0.08
     assert "Total variation" in capsys.readouterr().out
+
+
+def test_demo_learns_the_exact_score(monkeypatch, tmp_path, capsys):
+    call(monkeypatch, "reproduce", "demo", "--quick", "--out", tmp_path / "run")
+    numbers = json.loads((tmp_path / "run" / "result.json").read_text())["numbers"]
+    error = dict(zip(numbers["times"], numbers["relative_score_error"], strict=True))
+    # 300 steps; a network that stays at the prior's score is off by 0.97, 0.9, 0.6, 0.4, … 0.
+    assert error[0.03] < 0.3
+    assert error[0.1] < 0.1
+    assert error[0.2] < 0.05
+    assert max(error[0.5], error[1.0]) < 0.01
+    assert (tmp_path / "run" / "figures" / "demo.png").stat().st_size > 20_000
+    assert "Relative score error" in capsys.readouterr().out
 
 
 def test_nothing_is_overwritten(monkeypatch, tmp_path, capsys):
@@ -75,3 +111,69 @@ def test_unknown_experiment(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         call(monkeypatch, "reproduce", "mean-eror")
     assert "Did you mean 'mean-error'?" in capsys.readouterr().err
+
+
+OWN = """
+import jax, jax.numpy as jnp, autodsm as ad
+process = ad.Process(lambda y, t: jnp.stack([y[1], -jnp.sin(y[0]) - 0.5 * y[1]]), jnp.array([0.0, 0.7]), t1=3.0)
+def y0(key, n):
+    return jax.random.normal(key, (n, 2))
+"""
+SMALL = ("--steps", "20", "--batch-size", "64", "--width", "8", "--depth", "1")
+
+
+def test_fit_a_file_and_resume(autodsm, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    done = autodsm("fit", "own.py", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "LocalDSM, antithetic pairs: noise enters only some coordinates" in " ".join(done.stdout.split())
+    run = tmp_path / "runs" / "own"
+    assert {p.name for p in run.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "figures",
+        "result.json",
+    }
+    assert json.loads((run / "result.json").read_text())["numbers"]["steps"] == 20
+    before = (run / "metrics.jsonl").read_text()
+    again = autodsm("resume", "runs/own")
+    assert again.returncode == 0, again.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+
+    (tmp_path / "own.py").write_text(OWN.replace("0.5 * y[1]", "0.6 * y[1]"))
+    changed = autodsm("resume", "runs/own")
+    assert changed.returncode == 2
+    assert "process.drift" in changed.stderr
+
+
+def test_dry_run_writes_nothing(autodsm, tmp_path):
+    done = autodsm("train", "swimmer", "--objective", "local", "--lam", "0.05", *SMALL, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "dry run: nothing was written" in done.stdout
+    assert "20 steps" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("train", "chekerboard"), "Did you mean 'checkerboard'?"),
+        (("train", "swimmer", "--lam", "0.1"), "--lam 0.1 has no meaning for --objective auto"),
+        (("train", "swimmer", "--objective", "pathwise"), "Use LocalDSM"),
+        (("train", "swimmer", "--steps", "0"), "steps=0"),
+        (("fit", "missing.py"), "does not exist"),
+        (("fit", "empty.py"), "must define `process`"),
+        (("fit", "half.py"), "must define `y0`"),
+        (("fit", "net.py", "--width", "8"), "width=8 is for the default network"),
+        (("resume", "nowhere"), "is not the folder of a run"),
+    ],
+)
+def test_bad_training_commands(autodsm, tmp_path, arguments, text):
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "half.py").write_text(OWN.split("def y0")[0])
+    (tmp_path / "net.py").write_text(OWN + "network = lambda y, t: y\n")
+    done = autodsm(*arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -51,6 +51,7 @@ class Tell(AbstractObjective):
     process: ad.Process
     times: object
     pairs_per_path: int = eqx.field(static=True)
+    open: tuple[str, ...] = eqx.field(static=True, default=())
     evaluations = 1
 
     def draws(self, x, *, key, u=None):

@@ -117,11 +117,13 @@ class Transitions(NamedTuple):
         tiny = 1e-15
         normal = np.where(below < above, ndtri(np.maximum(below, tiny)), -ndtri(np.maximum(above, tiny)))
         inner = self.faces[1:-1]
-        log_q = np.log(np.maximum(self.q, 1e-300))
-        score = np.diff(log_q, axis=-1) / dx
+        # Far out the scheme may leave densities that are small and negative; beyond ten times those nothing is known.
+        floor = np.maximum(-10.0 * self.q.min(axis=-1, keepdims=True), 1e-11 * self.q.max(axis=-1, keepdims=True))
+        resolved = (self.q > floor)[..., 1:] & (self.q > floor)[..., :-1]
+        score = np.diff(np.log(np.maximum(self.q, floor)), axis=-1) / dx
         xi, scores = np.empty((*self.mean.shape, len(z))), np.empty((*self.mean.shape, len(z)))
         for at in np.ndindex(self.mean.shape):  # the differences to z are smooth; interpolate those
-            known = np.abs(normal[at]) < 7.5
+            known = resolved[at]
             grid = normal[at][known]
             xi[at] = z + np.interp(z, grid, inner[known] - grid)
             scores[at] = -z + np.interp(z, grid, score[at][known] + grid)

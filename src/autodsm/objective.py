@@ -200,8 +200,8 @@ class _Unbuilt(AbstractTarget):
 
     def build(self, x: np.ndarray, *, sampled: bool) -> Tabulated:
         low, high = float(x.min()), float(x.max())
-        # A sampler may draw beyond the pilot: twice the range is beyond eight deviations of a Gaussian.
-        margin = 0.5 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
+        # A sampler may draw beyond the pilot: half as much again is beyond six deviations of a Gaussian.
+        margin = 0.25 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
         margin = margin if high > low else 1.0
         y_range = (low - margin, high + margin)
         return Tabulated(self.process, x.shape[1:], y_range=y_range, antithetic=self.antithetic)

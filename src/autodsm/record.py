@@ -48,14 +48,12 @@ def _differences(before, now, where: str = ""):
         yield f"{where}: {before!r} there, {now!r} here"
 
 
-def describe(tree, depth: int = 24) -> Any:
+def describe(tree, above: tuple = ()) -> Any:
     """A module as plain data: names, numbers, and a digest for each array; a function's name, and what it closes over.
 
     Optimizers and the bases of residual networks are closures, told apart by what they hold.
     """
-    if depth == 0:  # functions may hold each other in a circle
-        return type(tree).__name__
-    inner = functools.partial(describe, depth=depth - 1)
+    inner = functools.partial(describe, above=(*above, tree))
     if isinstance(tree, eqx.Module):
         values = {name: inner(getattr(tree, name, None)) for name in tree.__dataclass_fields__ if name != "process"}
         return {"type": type(tree).__name__, **values}
@@ -68,7 +66,7 @@ def describe(tree, depth: int = 24) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     name = getattr(tree, "__qualname__", type(tree).__name__)
-    held = _held(tree)
+    held = [] if any(tree is thing for thing in above) else _held(tree)  # functions may hold each other in a circle
     return {"name": name, "holds": [inner(v) for v in held]} if held else name
 
 

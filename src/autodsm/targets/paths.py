@@ -2,7 +2,8 @@
 
 A path is simulated on a fixed grid of N steps over [0, t1]. A state at time t branches off: it is reached from the
 grid point before t by one shorter step with noise of its own. Steps are equal in `½ t/t1 + ½ G(t)/G(t1)`, so that they
-shorten where the noise is strong.
+shorten where the noise is strong; before them come a dozen that grow from a hundredth of a step, in proportion to t,
+because the rare far states of an initial law may be where the drift is steep: a drift `−yᵖ` slows in proportion to t.
 """
 
 import equinox as eqx
@@ -22,12 +23,15 @@ MAX_STEPS = 2048
 
 
 def time_grid(process: Process, steps: int) -> np.ndarray:
-    """Times of N steps, (N+1,)."""
+    """Times of N steps, and of the short ones at the start."""
     fine = process.t1 * np.linspace(0.0, 1.0, 4097)
     with jax.ensure_compile_time_eval():
         noise = np.asarray(Clock(process)(jnp.asarray(fine[1:])), float)
     elapsed = np.concatenate([[0.0], 0.5 * fine[1:] / process.t1 + 0.5 * noise / noise[-1]])
-    return np.interp(np.linspace(0.0, 1.0, steps + 1), elapsed, fine)
+    even = np.interp(np.linspace(0.0, 1.0, steps + 1), elapsed, fine)
+    early = 0.01 * even[1] * 1.4 ** np.arange(18)
+    early = early[early < 2.5 * even[1]]  # from there on steps of 0.4 t are longer than even ones
+    return np.concatenate([[0.0], early, even[even > early[-1] * 1.05]])
 
 
 class Paths(AbstractForward):
@@ -36,7 +40,7 @@ class Paths(AbstractForward):
         forward = Paths(process, steps=100)
         y = forward.states(x, jnp.array([0.1, 0.7]), key=key)
 
-    `Paths.for_process` chooses the number of steps.
+    `steps` counts those after the start. `Paths.for_process` chooses how many.
     """
 
     process: Process
