@@ -16,6 +16,7 @@ PACKAGES = ("experiments", "targets")
 ORDER = [
     "_types",
     "errors",
+    "linalg",
     "coupling",
     "structure",
     "process",

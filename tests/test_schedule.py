@@ -8,7 +8,7 @@ import pytest
 
 import autodsm as ad
 from autodsm import reference
-from autodsm.experiments import demo
+from autodsm.experiments import local_kernels as demo
 from autodsm.fokker_planck import solve_1d
 
 LOGISTIC = dist.Logistic(0.0, 1.0)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from ._types import State, StateLike
 from .errors import as_floating, check_interval, check_name
+from .linalg import cholesky, solve_lower
 from .linearize import linearize
 from .moments import affine_moments
 from .process import Process
@@ -49,7 +50,7 @@ class Gaussian(eqx.Module):
         """`−L⁻ᵀ ε`, the score at `sample(eps)`."""
         z = self.structure.split(eps)
         if self.correlation_factor is not None:
-            z = _solve(self.correlation_factor, z, transpose=True)
+            z = solve_lower(self.correlation_factor, z, transpose=True)
         return -self.structure.join(z * self._precision())
 
     def log_prob(self, y: State) -> Float[Array, ""]:
@@ -57,7 +58,7 @@ class Gaussian(eqx.Module):
         noisy = self.deviation > 0
         log_det = jnp.sum(jnp.where(noisy, jnp.log(jnp.where(noisy, self.deviation, 1.0)), 0.0))
         if self.correlation_factor is not None:
-            z = _solve(self.correlation_factor, z, transpose=False)
+            z = solve_lower(self.correlation_factor, z, transpose=False)
             diagonal = jnp.diagonal(self.correlation_factor, axis1=-2, axis2=-1)
             log_det = log_det + jnp.sum(jnp.log(diagonal))
         return -0.5 * jnp.sum(z**2) - log_det - 0.5 * jnp.sum(noisy) * math.log(2 * math.pi)
@@ -119,10 +120,4 @@ def _factor(structure: AbstractStructure, cov: Array) -> tuple[Array, Array | No
     # directions that g cannot see; elsewhere it is of the size of the rounding error.
     n = correlation.shape[-1]
     unit = jnp.where(deviation > 0, 2.0 * n * jnp.finfo(cov.dtype).eps, 1.0)
-    return deviation, jnp.linalg.cholesky(correlation + unit[..., None] * jnp.eye(n, dtype=cov.dtype))
-
-
-def _solve(factor: Array, z: Array, *, transpose: bool) -> Array:
-    return jax.lax.linalg.triangular_solve(factor, z[..., None], left_side=True, lower=True, transpose_a=transpose)[
-        ..., 0
-    ]
+    return deviation, cholesky(correlation + unit[..., None] * jnp.eye(n, dtype=cov.dtype))

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from ._types import PRNGKey
 from .errors import check_count, check_positive, is_concrete
+from .linalg import inverse_and_log_det
 from .linearize import linearize
 from .process import Process, check_invertible
 from .simulate import initial_states, simulate
@@ -212,7 +213,7 @@ def kl_bound(
             Q = structure.noise_cov(process.g(tau).astype(y.dtype))
             if isinstance(structure, Elementwise):
                 return jnp.sum(wrong**2 / Q)
-            return jnp.sum(wrong * jnp.linalg.solve(Q, wrong[..., None])[..., 0])
+            return jnp.sum(wrong * structure.matvec(inverse_and_log_det(Q)[0], wrong))
 
         return 0.5 * (t - s) * jnp.sum(jnp.asarray(_WEIGHTS, y.dtype) * jax.vmap(squared)(taus, inside))
 

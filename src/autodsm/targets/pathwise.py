@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._types import PRNGKey, State
+from ..linalg import inverse_and_log_det
 from ..process import Process, check_invertible
 from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
@@ -172,7 +173,7 @@ class Pathwise(AbstractTarget):
         omega = jnp.mean(noise_diagonal(g))
         if noise_kind(g.shape, shape) == "matrix":
             structure = self.process.structure_for(shape)
-            inverse, _ = _eliminate(structure.noise_cov(g))
+            inverse, _ = inverse_and_log_det(structure.noise_cov(g))
             weight = structure.join(structure.matvec(inverse, structure.split(noise)))
         else:
             weight = noise / expand_noise(g, shape) ** 2
@@ -193,28 +194,10 @@ class Pathwise(AbstractTarget):
             return Weighted(y, (Z + omega * curvature / J) / J, omega)
         if self._forms_jacobian(y.shape):
             end, J = structure.jacobian(phi, y)
-            slope = jax.grad(lambda y: jnp.sum(_eliminate(structure.jacobian(phi, y)[1])[1]))(y)
-            Z = structure.matvec(_eliminate(structure.transpose(J))[0], structure.split(Z + omega * slope))
+            slope = jax.grad(lambda y: jnp.sum(inverse_and_log_det(structure.jacobian(phi, y)[1])[1]))(y)
+            Z = structure.matvec(inverse_and_log_det(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
         return _differential(self.process.f, state, a, h, probe)
-
-
-def _eliminate(J: Float[Array, "*sites n n"]) -> tuple[Array, Array]:
-    """Inverse and log-determinant by elimination without pivots, which neither `J = I + O(h)` nor `Q` needs.
-
-    Written out because the calls to LAPACK behind `jnp.linalg`, for one small matrix after another, cost more, and
-    several of them inside one loop over a large batch do not return on CPU (jaxlib 0.10.1).
-    """
-    n = J.shape[-1]
-    rows = jnp.concatenate([J, jnp.broadcast_to(jnp.eye(n, dtype=J.dtype), J.shape)], axis=-1)
-    log_det = jnp.zeros(J.shape[:-2], J.dtype)
-    for k in range(n):
-        pivot = rows[..., k, k]
-        log_det = log_det + jnp.log(jnp.abs(pivot))
-        row = rows[..., k, :] / pivot[..., None]
-        column = rows[..., :, k] - jnp.asarray(np.arange(n) == k, J.dtype)
-        rows = rows - column[..., :, None] * row[..., None, :]
-    return rows[..., n:], log_det
 
 
 def _differential(f, state: Weighted, t, h, probe: State) -> Weighted:
