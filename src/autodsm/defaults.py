@@ -65,7 +65,7 @@ def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, s
 
 
 class Framed(eqx.Module):
-    """A network that sees the state in the frame of the marginals: `net((y − m_t)/s_t, t) / s_t`, times γ(t)."""
+    """A network that sees the state in the frame of the marginals: `net((y − m_t)/s_t, t)`."""
 
     net: Callable
     marginals: Frozen

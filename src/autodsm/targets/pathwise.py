@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._types import PRNGKey, State
+from ..clock import Clock
 from ..linalg import inverse_and_log_det
 from ..process import Process, check_invertible
 from ..schedule import ScheduledPairs
@@ -220,17 +221,16 @@ def _per_state(value: Float[Array, " k"], like: Array) -> Array:
 
 
 def choose_forgetting(target: Pathwise, y0, *, key: PRNGKey, n: int = 128) -> float:
-    """The ρ for which the target, times its scale, varies least over times and n paths from `y0`.
+    """The ρ for which the target varies least, over sixteen times and n paths from `y0`.
 
     `E|target|² = E|score|² + variance`, so the least variance is where the second moment is least.
     """
     start_key, path_key = jax.random.split(key)
     process = target.process
     x = initial_states(y0, n, key=start_key)
-    times = target.forward.grid[1:][:: max(1, target.forward.steps // 32)]
-    rates = jnp.concatenate([jnp.zeros(1), jnp.exp(jnp.linspace(np.log(1e-2), np.log(1e4), 17))])
-    total = jnp.sum(jax.vmap(lambda t: jnp.mean(noise_diagonal(process.g(t))))(target.forward.grid[1:]))
-    rates = rates / (total * process.t1 / target.forward.steps)
+    # Early targets vary as 1/G whatever ρ is, and would drown the others.
+    times = process.t1 * jnp.linspace(0.1, 1.0, 16, dtype=x.dtype)
+    rates = jnp.concatenate([jnp.zeros(1), jnp.geomspace(1e-2, 1e4, 17)]) / Clock(process)(process.t1)
 
     @eqx.filter_jit
     def moment(rate):
