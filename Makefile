@@ -37,7 +37,6 @@ figures: $(STAMP)
 	"$(BIN)/autodsm" reproduce all --out runs/figures
 	mkdir -p docs/figures
 	cp runs/figures/demo/figures/demo.png docs/figures/demo.png
-	cp runs/figures/local-kernels/figures/densities.png docs/figures/local-kernels.png
 	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
 	cp runs/figures/gradient-variance/figures/gradient-variance.png docs/figures/gradient-variance.png
 	mkdir -p docs/results

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def cases() -> dict[str, Case]:
-    logistic = dist.Logistic(0.0, 0.5)
+    logistic = dist.Logistic(0.0, 1.0)
     langevin = ad.langevin(logistic)
     swimmer, particles = ad.systems.swimmer(), ad.systems.particles()
     board = Case(langevin, ad.data.checkerboard, (2,), ad.TabulatedDSM(langevin), 1.05, logistic)

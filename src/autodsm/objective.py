@@ -145,8 +145,9 @@ class DSM(AbstractObjective):
 
     def at(self, score, draw):
         draw, constant = draw
-        values = jax.vmap(lambda y, target: self._one(score, draw, y, target))(draw.y, draw.score)
-        loss = jnp.mean(values)
+        # A loop over the pair: a vmap inside the trainer's costs a fifth of a step on CPU.
+        values = [self._one(score, draw, y, target) for y, target in zip(draw.y, draw.score, strict=True)]
+        loss = sum(values) / len(values)
         if self.control:
             loss = loss + self._control(score, draw)
         if self.weighting == "perceptual":
@@ -286,7 +287,7 @@ def PathwiseDSM(
         objective = PathwiseDSM(process)
 
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
-    target's variance, never its mean. One path serves `pairs_per_path` times (64, or less if the batch is small).
+    target's variance, never its mean. One path serves `pairs_per_path` times (128, or less if the batch is small).
     `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
@@ -303,7 +304,7 @@ def PathwiseDSM(
         process,
         target,
         weighting=weighting,
-        pairs_per_path=64 if pairs_per_path is None else pairs_per_path,
+        pairs_per_path=128 if pairs_per_path is None else pairs_per_path,
         open=tuple(left_open),
         **options,
     )
