@@ -40,7 +40,7 @@ figures: $(STAMP)
 	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
 	cp runs/figures/gradient-variance/figures/gradient-variance.png docs/figures/gradient-variance.png
 	mkdir -p docs/results
-	for name in demo mean-error gradient-variance; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
+	for name in demo gradient-variance; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
 
 clean:
 	rm -rf "$(VENV)"
