@@ -9,6 +9,13 @@ jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget():
+    """Compiled functions are kept for as long as a file runs; all of them together take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Double precision for the length of a test."""

@@ -94,7 +94,7 @@ def test_lemma_1_coupled(objective, coupled_ism):
 @pytest.mark.parametrize("weighting", ["likelihood", "score"])
 @pytest.mark.parametrize("times", ["uniform", "mixed"])
 def test_lemma_1_elementwise_tabulated(weighting, times, elementwise_ism):
-    objective = ad.TabulatedDSM(ELEMENTWISE, (-2.5, 2.5), shape=(2,), weighting=weighting, times=times, t0=0.05)
+    objective = ad.TabulatedDSM(ELEMENTWISE, (-2.5, 2.5), weighting=weighting, times=times, t0=0.05)
     value, stderr = value_and_gradient(objective, 200_000)
     if weighting == "score":
         value, stderr = 0.95 * value, 0.95 * stderr
@@ -199,6 +199,25 @@ def test_preparing_fills_what_was_left_open():
     assert wide.target.tables.y_range[1] > 6
     tight = ad.TabulatedDSM(ELEMENTWISE).prepare(ad.data.checkerboard, key=KEY)
     assert tight.target.tables.y_range == pytest.approx((-2, 2), abs=0.01)
+
+
+def test_a_table_is_built_for_the_shape_of_the_state():
+    """Not for a scalar in its place: a coupling or a difference between coordinates would not be seen in one."""
+    ring = ad.Process(lambda y, t: jnp.roll(jnp.tanh(y), 1) - y, 1.0, 1.0)
+    with pytest.raises(ValueError, match="couples coordinates"):
+        ad.TabulatedDSM(ring, (-1.0, 1.0))(lambda y, t: y, jnp.zeros(3), key=KEY)
+    two = ad.TabulatedDSM(ad.Process(lambda y, t: -jnp.array([0.5, 2.0]) * y, 1.0, 1.0), (-1.0, 1.0))
+    draws = jax.jit(jax.vmap(lambda k: two.draws(jnp.ones(2), key=k, u=jnp.asarray(0.99))[0]))
+    draw = draws(jax.random.split(KEY, 4096))
+    t = float(draw.t[0, 0])
+    # Antithetic pairs of a Gaussian kernel have its mean as theirs; the table's own error is far below 1 %.
+    np.testing.assert_allclose(draw.y.mean((0, 1, 2)), np.exp([-0.5 * t, -2.0 * t]), rtol=0.01)
+
+
+def test_pairs_from_zero():
+    assert ad.LocalDSM(LINEAR, schedule=ad.FromZero(), pairs_per_path=3).pairs_per_path == 3
+    with pytest.raises(ValueError, match="needs neither forward"):
+        ad.LocalDSM(LINEAR, schedule=ad.FromZero(), steps=8)
 
 
 def test_bad_arguments():

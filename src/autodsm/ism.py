@@ -86,13 +86,10 @@ class ISM(AbstractObjective):
             s = score(y, t)
             return apply_Q(self.process, t, s), s
 
-        if self.divergence == "exact":
-            basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
-            Qs, push, s = jax.linearize(flow, y, has_aux=True)
-            trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(basis))
-        else:
-            Qs, push, s = jax.linearize(flow, y, has_aux=True)
-            trace = jnp.mean(jax.vmap(lambda v: jnp.sum(v * push(v)))(probes))
+        Qs, push, s = jax.linearize(flow, y, has_aux=True)
+        exact = self.divergence == "exact"
+        along = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape) if exact else probes
+        trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(along)) / (1 if exact else self.probes)
         return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
 
     def prepare(self, y0, *, key):

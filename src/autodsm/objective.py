@@ -178,9 +178,8 @@ class DSM(AbstractObjective):
     def prepare(self, y0, *, key):
         target, keys = self.target, jax.random.split(key, 3)
         if isinstance(target, _Unbuilt):
-            x = np.asarray(initial_states(y0, 1 << 16 if callable(y0) else len(y0), key=keys[0]))
-            x = x if callable(y0) else np.asarray(y0)
-            target = target.build(x, sampled=callable(y0))
+            x = initial_states(y0, 1 << 16, key=keys[0]) if callable(y0) else y0
+            target = target.build(np.asarray(x), sampled=callable(y0))
         if "steps" in self.open:
             paths = Paths(self.process, choose_steps(self.process, y0, key=keys[1]))
             target = eqx.tree_at(lambda o: o.forward, target, paths)
@@ -194,12 +193,15 @@ class DSM(AbstractObjective):
 
 
 class _Unbuilt(AbstractTarget):
-    """A table that waits for the range of its data."""
+    """A table that waits for the shape and the range of its data."""
 
     process: Process
+    y_range: tuple[float, float] | None = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
 
     def build(self, x: np.ndarray, *, sampled: bool) -> Tabulated:
+        if self.y_range is not None:
+            return self._of_shape(x.shape[1:])
         low, high = float(x.min()), float(x.max())
         # A sampler may draw beyond the pilot: half as much again is beyond six deviations of a Gaussian.
         margin = 0.25 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
@@ -208,12 +210,18 @@ class _Unbuilt(AbstractTarget):
         return Tabulated(self.process, x.shape[1:], y_range=y_range, antithetic=self.antithetic)
 
     def draw(self, x, times, *, key):
-        raise ValueError(
-            "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
-            "objective.prepare(y0, key=key); fit does that."
-        )
+        return self._of_shape(x.shape).draw(x, times, key=key)
 
-    states = draw
+    def states(self, x, times, *, key):
+        return self._of_shape(x.shape).states(x, times, key=key)
+
+    def _of_shape(self, shape: tuple[int, ...]) -> Tabulated:
+        if self.y_range is None:
+            raise ValueError(
+                "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
+                "objective.prepare(y0, key=key); fit does that."
+            )
+        return Tabulated(self.process, shape, y_range=self.y_range, antithetic=self.antithetic)
 
 
 def _fills_its_range(x: np.ndarray) -> bool:
@@ -258,6 +266,8 @@ def LocalDSM(
     if forward is not None and steps is not None:
         raise ValueError(f"steps={steps} is for simulated paths; forward={type(forward).__name__} has its own.")
     from_zero = isinstance(schedule, FromZero)
+    if from_zero and (forward is not None or steps is not None):
+        raise ValueError("schedule=FromZero() starts from the data: it needs neither forward=... nor steps=... .")
     left_open = ("steps",) if steps is None and forward is None and not from_zero else ()
     if pairs_per_path is None and not from_zero:
         left_open += ("pairs",)
@@ -266,7 +276,7 @@ def LocalDSM(
     antithetic = variance_reduction == "antithetic"
     target = Local(process, schedule, forward, expand=expand, ito=ito, antithetic=antithetic)
     control = variance_reduction == "control"
-    pairs = 1 if from_zero else 32 if pairs_per_path is None else pairs_per_path
+    pairs = (1 if from_zero else 32) if pairs_per_path is None else pairs_per_path
     return DSM(process, target, weighting=weighting, control=control, pairs_per_path=pairs, open=left_open, **options)
 
 
@@ -314,24 +324,19 @@ def TabulatedDSM(
     process: Process,
     y_range: tuple[float, float] | None = None,
     *,
-    shape: tuple[int, ...] | None = None,
     weighting: str = "perceptual",
     variance_reduction: str = "antithetic",
     **options,
 ) -> DSM:
     """Denoising score matching with the exact kernel from y_0, for elementwise drifts.
 
-        objective = TabulatedDSM(process, y_range=(-2.0, 2.0), shape=(2,))
+        objective = TabulatedDSM(process, y_range=(-2.0, 2.0))
 
-    Without `y_range`, `prepare` (which `fit` calls) takes it from the data. `shape`, of one state, is needed with it
-    where coordinates follow different laws; by default one law is assumed for a state of one coordinate.
+    Without `y_range`, `prepare` (which `fit` calls) takes it from the data. The table is built when the shape of a
+    state is known: by `prepare`, or at the first draw.
     """
     check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
-    antithetic = variance_reduction == "antithetic"
-    if y_range is None:
-        target: AbstractTarget = _Unbuilt(process, antithetic)
-    else:
-        target = Tabulated(process, (1,) if shape is None else shape, y_range=y_range, antithetic=antithetic)
+    target = _Unbuilt(process, y_range, variance_reduction == "antithetic")
     return DSM(process, target, weighting=weighting, **options)
 
 

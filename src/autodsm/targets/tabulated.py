@@ -44,6 +44,7 @@ class Tables(eqx.Module):
     """R and R₂."""
     law: Int[Array, "..."] | None
     """Which table each coordinate uses; None when there is one."""
+    shape: tuple[int, ...] = eqx.field(static=True)
     log_tau: tuple[float, float] = eqx.field(static=True)
     y_range: tuple[float, float] = eqx.field(static=True)
     separable: bool = eqx.field(static=True)
@@ -107,8 +108,8 @@ class Tabulated(AbstractTarget):
 
     def _draw(self, x, t, z) -> Draw:
         tables = self.tables
-        if tables.law is not None and tables.law.shape != x.shape:
-            raise ValueError(f"the table was built for states of shape {tables.law.shape}, not {x.shape}.")
+        if tables.shape != x.shape:
+            raise ValueError(f"the table was built for states of shape {tables.shape}, not {x.shape}.")
         tau = 0.5 * self.clock(t) if tables.separable else t
         law = 0 if tables.law is None else tables.law
         i, a = _position(jnp.log(tau), *tables.log_tau, tables.frame.shape[1])
@@ -188,7 +189,7 @@ def _build(process: Process, shape: tuple[int, ...], y_range: tuple[float, float
         )
     law = None if laws.max() == 0 else jnp.asarray(laws.reshape(shape))
     frame, residual = (jnp.asarray(np.stack(v), jnp.float32) for v in (frames, residuals))
-    return Tables(frame, residual, law, log_tau, y_range, separable, float(max(errors)))
+    return Tables(frame, residual, law, shape, log_tau, y_range, separable, float(max(errors)))
 
 
 def _tabulate(drift: Callable, noise: Callable, starts: np.ndarray, times: np.ndarray):
