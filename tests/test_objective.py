@@ -186,7 +186,14 @@ def test_ism_warns_of_kinks():
 def test_preparing_fills_what_was_left_open():
     objective = ad.PathwiseDSM(COUPLED).prepare(data, key=KEY)
     assert objective.open == ("pairs",)
-    assert objective.for_batch(40).pairs_per_path == 40
+    assert objective.pairs_per_path == 32  # small states; large coupled ones have more
+    assert (
+        ad.PathwiseDSM(ad.systems.particles().process, 4.0, steps=8)
+        .prepare(ad.systems.particles().y0, key=KEY)
+        .pairs_per_path
+        == 128
+    )
+    assert objective.for_batch(20).pairs_per_path == 20
     assert ad.PathwiseDSM(COUPLED, pairs_per_path=64).for_batch(40).pairs_per_path == 64
     assert objective.target.forward.steps != 256
     assert objective.target.forgetting > 0

@@ -10,7 +10,7 @@ import autodsm as ad
 from autodsm.fokker_planck import solve_1d, transition_1d
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
-from autodsm.targets.pathwise import Weighted, _differential, choose_forgetting
+from autodsm.targets.pathwise import Weighted, _taylor, choose_forgetting
 
 N = 100_000
 MATRIX = jnp.array([[0.9, 0.2], [-0.3, 0.7]])
@@ -93,9 +93,11 @@ def test_a_wrong_pathwise_target_is_noticed(monkeypatch):
     assert np.abs(stein_z_scores(target, shape, [1.9])).max() > 6
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("name", COUPLED)
-def test_differential_form_is_of_second_order(x64, name):
-    """Averaged over every probe of signs, which makes the trace exact, a step differs from the exact one by O(h³)."""
+def test_differential_form_is_of_second_order(x64, name, share):
+    """Averaged over every probe of signs, which makes the trace exact, a step differs from the exact one by O(h³). A
+    share of it, taken once at the end of a chain, by O(h²)."""
     process, shape = COUPLED[name]
     d = int(np.prod(shape))
     y = jnp.asarray(np.linspace(-0.5, 0.8, d)).reshape(shape)
@@ -104,12 +106,13 @@ def test_differential_form_is_of_second_order(x64, name):
     state = Weighted(y, 0.3 - y, jnp.asarray(0.7))
     errors = []
     for h in (0.04, 0.02):
-        found = jax.vmap(lambda p, h=h: _differential(process.f, state, 0.5, h, p))(probes)
-        want = target._drift(state, 0.5, 0.5 + h, jax.random.key(0))
-        np.testing.assert_allclose(found.y[0], want.y, rtol=1e-12)
-        errors.append(float(jnp.max(jnp.abs(found.Z.mean(0) - want.Z))))
-    assert errors[0] < 1e-3
-    assert np.log2(errors[0] / errors[1]) == pytest.approx(3.0, abs=0.4)
+        found = jax.vmap(lambda p, h=h: _taylor(process.f, state, 0.5, h, p).at(share))(probes)
+        want = target._drift(state, 0.5, 0.5 + share * h)
+        errors.append([jnp.max(jnp.abs(found.Z.mean(0) - want.Z)), jnp.max(jnp.abs(found.y[0] - want.y))])
+    (coarse, coarse_y), (fine, fine_y) = np.array(errors)
+    assert coarse < (1e-3 if share == 1.0 else 1e-2)
+    assert np.log2(coarse / fine) == pytest.approx(3.0 if share == 1.0 else 2.0, abs=0.4)
+    assert coarse_y < 1e-12 if share == 1.0 else np.log2(coarse_y / fine_y) > 2.6
 
 
 def test_differential_form_has_the_right_mean():

@@ -186,7 +186,11 @@ class DSM(AbstractObjective):
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
-        return replace(self, target=target, open=tuple(name for name in self.open if name == "pairs"))
+        pairs = self.pairs_per_path
+        if "pairs" in self.open and isinstance(target, Pathwise):
+            pairs = target.default_pairs(initial_states(y0, 1, key=keys[0]).shape[1:])
+        kept = tuple(name for name in self.open if name == "pairs")
+        return replace(self, target=target, pairs_per_path=pairs, open=kept)
 
     def covers(self, x):
         return self.target.covers(x)
@@ -297,8 +301,8 @@ def PathwiseDSM(
         objective = PathwiseDSM(process)
 
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
-    target's variance, never its mean. One path serves `pairs_per_path` times (128, or less if the batch is small).
-    `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
+    target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
+    states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting
@@ -314,7 +318,7 @@ def PathwiseDSM(
         process,
         target,
         weighting=weighting,
-        pairs_per_path=128 if pairs_per_path is None else pairs_per_path,
+        pairs_per_path=32 if pairs_per_path is None else pairs_per_path,
         open=tuple(left_open),
         **options,
     )

@@ -11,8 +11,9 @@ steps in a row are taken as one, by the midpoint rule), which is of weak order t
 itself, however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
 
 For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones no
-matrix is formed: with `J = e^{hA} + O(h³)`, A at the midpoint, `J⁻ᵀ Z` is a series of vector–Jacobian products, and
-`∇ log det J = h ∇(∇·f) + O(h³)`, the divergence estimated with one random probe (`E vᵀA v = tr A`).
+matrix is formed: to second order Z follows `Ż = −AᵀZ + Ω ∇(∇·f)`, A and ∇·f at the midpoint, which is a series of
+vector–Jacobian products; the divergence is estimated with one random probe (`E vᵀA v = tr A`). That step is known
+within it too (`Taylor`), so that branches cost no drift.
 """
 
 import math
@@ -45,6 +46,17 @@ class Weighted(NamedTuple):
     y: State
     Z: State
     omega: Array
+
+
+class Taylor(NamedTuple):
+    """A step of drift as a polynomial in the share of it that is done."""
+
+    start: Weighted
+    first: Weighted
+    second: Weighted
+
+    def at(self, share) -> Weighted:
+        return jax.tree.map(lambda a, b, c: a + share * (b + share * c), *self)
 
 
 class Pathwise(AbstractTarget):
@@ -101,6 +113,11 @@ class Pathwise(AbstractTarget):
     def states(self, x, times, *, key):
         return self.forward.states(x, times, key=key)
 
+    def default_pairs(self, shape: tuple[int, ...]) -> int:
+        """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
+        use by the network."""
+        return 32 if self._forms_jacobian(shape) else 128
+
     def _along(self, x, times, key) -> Weighted:
         """Weights from t = 0: one chain on the grid, and a branch from it to each time."""
         grid = self.forward.grid.astype(x.dtype)
@@ -108,26 +125,29 @@ class Pathwise(AbstractTarget):
         chain_key, branch_key = jax.random.split(key)
         n = len(grid) - 1
 
+        exact = self._forms_jacobian(x.shape)
+
         def step(state, inputs):
             i, xi, probe = inputs
-            state = self._drift(state, middles[i], middles[i + 1], probe)
-            state = self._kick(state, grid[i], grid[i + 1], xi)
-            return state, state
+            a, b = middles[i], middles[i + 1]
+            passed = state if exact else _taylor(self.process.f, state, a, b - a, probe)
+            state = self._drift(state, a, b) if exact else passed.at(1.0)
+            return self._kick(state, grid[i], grid[i + 1], xi), passed
 
         start = Weighted(x, jnp.zeros_like(x), jnp.zeros((), x.dtype))
         xi, probes = self._noise(chain_key, n, x)
         _, chain = jax.lax.scan(step, start, (jnp.arange(n), xi, probes))
-        chain = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, chain)
 
-        index = jnp.clip(jnp.searchsorted(grid, times, side="right") - 1, 0, n)
-        xi, probes = self._noise(branch_key, len(times), x)
+        index = jnp.clip(jnp.searchsorted(grid, times, side="right") - 1, 0, n - 1)
+        xi, _ = self._noise(branch_key, len(times), x)
 
-        def branch(i, t, xi, probe):
+        def branch(i, t, xi):
             # All of the drift, then the noise: the order costs O(h²), once, which is that of the whole chain.
-            state = jax.tree.map(lambda a: a[i], chain)
-            return self._kick(self._drift(state, middles[i], t, probe), grid[i], t, xi)
+            passed, a = jax.tree.map(lambda leaf: leaf[i], chain), middles[i]
+            state = self._drift(passed, a, t) if exact else passed.at((t - a) / (middles[i + 1] - a))
+            return self._kick(state, grid[i], t, xi)
 
-        return jax.vmap(branch)(index, times, xi, probes)
+        return jax.vmap(branch)(index, times, xi)
 
     def _windows(self, x, times, key) -> Weighted:
         """Weights from s(t) on: a chain of its own for each time."""
@@ -180,7 +200,7 @@ class Pathwise(AbstractTarget):
         kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
-    def _drift(self, state: Weighted, a, b, probe) -> Weighted:
+    def _drift(self, state: Weighted, a, b, probe=None) -> Weighted:
         y, Z, omega = state
         h, middle = b - a, 0.5 * (a + b)
 
@@ -197,22 +217,28 @@ class Pathwise(AbstractTarget):
             slope = jax.grad(lambda y: jnp.sum(inverse_and_log_det(structure.jacobian(phi, y)[1])[1]))(y)
             Z = structure.matvec(inverse_and_log_det(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
-        return _differential(self.process.f, state, a, h, probe)
+        return _taylor(self.process.f, state, a, h, probe).at(1.0)
 
 
-def _differential(f, state: Weighted, t, h, probe: State) -> Weighted:
-    """The same over h to second order, without matrices: `e^{−hAᵀ}(Z + ½hΩ∇(∇·f)) + ½hΩ∇(∇·f)` at the midpoint."""
+def _taylor(f, state: Weighted, t, h, probe) -> Taylor:
+    """The drift of a step h without matrices: with `Z′ = −AᵀZ + Ω ∇(∇·f)` at the midpoint, `Z + φ₁(−hAᵀ) h Z′`, where
+    `φ₁(x) = (eˣ − 1)/x` is a short series. The whole step is good to O(h³), a share of it to O(h²)."""
     y, Z, omega = state
-    middle, at = y + 0.5 * h * f(y, t), t + 0.5 * h
-    force, pull = jax.vjp(lambda y: f(y, at), middle)
-    slope = jax.grad(lambda y: jnp.sum(probe * jax.jvp(lambda y: f(y, at), (y,), (probe,))[1]))(middle)
-    source = 0.5 * h * omega * slope
-    term = Z + source
-    total = term + source
-    for k in range(1, _ORDER + 1):
+    slope = f(y, t)
+    middle, at = y + 0.5 * h * slope, t + 0.5 * h
+
+    def change(y):
+        force, bend = jax.jvp(lambda y: f(y, at), (y,), (probe,))
+        return jnp.sum(omega * probe * bend - Z * force), force
+
+    rate, force = jax.grad(change, has_aux=True)(middle)
+    _, pull = jax.vjp(lambda y: f(y, at), middle)
+    term, rest = h * rate, jnp.zeros_like(Z)
+    for k in range(2, _ORDER + 1):
         term = -h / k * pull(term)[0]
-        total = total + term
-    return Weighted(y + h * force, total, omega)
+        rest = rest + term
+    zero = jnp.zeros_like(omega)
+    return Taylor(state, Weighted(h * slope, h * rate, zero), Weighted(h * (force - slope), rest, zero))
 
 
 def _per_state(value: Float[Array, " k"], like: Array) -> Array:
