@@ -63,6 +63,11 @@ class Gaussian(eqx.Module):
             log_det = log_det + jnp.sum(jnp.log(diagonal))
         return -0.5 * jnp.sum(z**2) - log_det - 0.5 * jnp.sum(noisy) * math.log(2 * math.pi)
 
+    def covary(self, v: State) -> State:
+        """`P v`."""
+        _, pull = jax.vjp(self.sample, jnp.zeros_like(self.mean))
+        return self.sample(pull(v)[0]) - self.mean
+
     def variance(self) -> State:
         """Variance of each coordinate, in the state's shape."""
         return self.structure.join(self.deviation**2)

@@ -298,3 +298,9 @@ def _apply(layers: list[_Linear], x: Array, activation: str) -> Array:
     for layer in layers[:-1]:
         x = ACTIVATIONS[activation](layer(x))
     return layers[-1](x)
+
+
+def state_shape(score) -> Shape | None:
+    """The shape of a state, if a network of this library says it."""
+    nodes = jax.tree.leaves(score, is_leaf=lambda node: isinstance(node, _Inputs))
+    return next((node.shape for node in nodes if isinstance(node, _Inputs)), None)

@@ -72,6 +72,18 @@ class ProductMixture(eqx.Module):
         """`∇ log q_t(y)`."""
         return jax.grad(self.log_density)(as_floating(y), t_index)
 
+    def log_density_at(self, y, t) -> Array:
+        """`log q_t(y)` at any t between the first and the last of the times, interpolated linearly in log t."""
+        t = jnp.asarray(t)
+        left = jnp.clip(jnp.searchsorted(self.times, t, side="right") - 1, 0, len(self.times) - 2)
+        low, high = jnp.log(self.times[left]), jnp.log(self.times[left + 1])
+        part = ((jnp.log(t) - low) / (high - low)).astype(as_floating(y).dtype)
+        return (1.0 - part) * self.log_density(y, left) + part * self.log_density(y, left + 1)
+
+    def score_at(self, y, t) -> Array:
+        """`∇ log q_t(y)` at any t between the first and the last of the times."""
+        return jax.grad(self.log_density_at)(as_floating(y), t)
+
 
 @dataclasses.dataclass(frozen=True)
 class UniformOn:

@@ -1,0 +1,41 @@
+"""Numbers with standard errors."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._types import PRNGKey
+from .errors import check_count
+
+
+class Estimate(NamedTuple):
+    """A mean over samples, and its standard error."""
+
+    value: float
+    stderr: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ± {self.stderr:.1g}"
+
+
+def estimate(values) -> Estimate:
+    """The mean of independent values, one number for each, summed in double precision."""
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"values has shape {values.shape}; an estimate needs one number for each of several samples.")
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
+
+
+def over_samples(function: Callable, ys, *, key: PRNGKey | None = None, chunk: int = 4096):
+    """`function(y)` at each of the samples, or `function(y, key)` with keys of their own; arrays, made in chunks."""
+    check_count("chunk", chunk)
+    run = jax.jit(jax.vmap(function))
+    rest = () if key is None else (jax.random.split(key, len(ys)),)
+    pieces = []
+    for i in range(0, len(ys), chunk):
+        found = run(jnp.asarray(ys[i : i + chunk]), *(k[i : i + chunk] for k in rest))
+        pieces.append(jax.tree.map(np.asarray, found))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)

@@ -1,0 +1,242 @@
+"""Likelihoods of a generative model: bounds, and the exact value by the probability flow.
+
+**Bounds.** For a state y_δ at time δ = t0, with the paths of the process started from it,
+
+    log p(y_δ) ≥ E[log π(y_T)] − ∫_δ^T E[ ½‖s‖²_Q + ∇·(Q s) − ∇·f ] dt                    (ISM)
+    log p(y_δ) ≥ E[log π(y_T)] − ∫_δ^T E[ ½‖s − ŝ‖²_Q − ½‖ŝ‖²_Q − ∇·f ] dt                (DSM)
+
+where the target ŝ has the score as its mean given y_t. The integrals are equal for targets without error ("pathwise",
+"tabulated"), and for "local-dsm" up to its linearization. From y_δ to the data,
+
+    log p(y_0) ≥ E[log p(y_0|y_δ) − log q(y_δ|y_0) + log p(y_δ)],
+
+q the Gaussian kernel from 0 to δ that the paths start with, and a decoder `p(y_0|y_δ) = N(x̂, A⁻¹ P A⁻ᵀ)`, A and P of
+the process linearized at x̂. The point x̂ solves `m(x̂) = y_δ + P s(y_δ, δ)`, m the mean of the kernel from x̂. It depends
+on y_δ alone, so the decoder is a density in y_0 and the bound is valid, whatever the linearization is worth.
+
+**The time integral** is estimated at stratified times, drawn half evenly in t and half in log G, and weighted by their
+density.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._types import PRNGKey, State, StateLike
+from .clock import TimeLaw
+from .errors import as_floating, check_count, check_name
+from .estimate import Estimate, estimate, over_samples
+from .kernel import transition
+from .linalg import inverse_and_log_det
+from .noise import apply_Q, divergence, inner
+from .probability_flow import check_score, flow_with_density, trace_directions
+from .process import Process
+from .sample import prior_shape
+from .schedule import ScheduledPairs
+from .structure import Elementwise
+from .targets import AbstractForward, AbstractTarget, Local, Paths, Pathwise, Tabulated
+
+KINDS = ("ism", "local-dsm", "pathwise", "tabulated")
+
+
+class ELBO(eqx.Module):
+    """A lower bound of the log-likelihood, as a function of a score and one example.
+
+        bound = ELBO(process, prior, kind="ism")
+        value = bound(score, x, key=key)                       # one unbiased estimate
+        mean = bound.average(score, xs, key=key)               # an Estimate: value and standard error
+
+    **Arguments:**
+
+    - `prior`: the law at t1, with `log_prob(y)`; of a number, it is taken for every coordinate.
+    - `kind`: "ism", "local-dsm", "pathwise" (invertible noise) or "tabulated" (elementwise drifts).
+    - `lam`: λ of "local-dsm".
+    - `t0`: δ, by default `t1/1000`.
+    - `draws`: times at which the integrand is evaluated, on one path.
+    - `divergence`: of the score in "ism", "exact" or "hutchinson".
+    - `forgetting`: of "pathwise"; see `targets.Pathwise`.
+    - `y_range`: of "tabulated": where y_δ lies.
+    - `decoder`: False leaves the part from y_δ to the data out: the bound is of log p(y_δ) at the example itself.
+    """
+
+    process: Process
+    prior: Any
+    law: TimeLaw
+    later: Process
+    """The process from δ on, in the time t − δ."""
+    target: AbstractTarget | AbstractForward
+    kind: str = eqx.field(static=True)
+    draws: int = eqx.field(static=True)
+    divergence: str = eqx.field(static=True)
+    probes: int = eqx.field(static=True)
+    decoder: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        prior,
+        *,
+        kind: str = "ism",
+        lam: float = 1e-3,
+        t0: float | None = None,
+        draws: int = 32,
+        steps: int = 256,
+        divergence: str = "exact",
+        probes: int = 1,
+        forgetting: float = 0.0,
+        y_range: tuple[float, float] | None = None,
+        shape: tuple[int, ...] | None = None,
+        decoder: bool = True,
+    ):
+        check_name("kind", kind, KINDS)
+        check_count("draws", draws)
+        check_count("steps", steps)
+        if not callable(getattr(prior, "log_prob", None)):
+            raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
+        self.process, self.prior, self.kind, self.draws = process, prior, kind, draws
+        self.divergence, self.probes, self.decoder = divergence, probes, decoder
+        self.law = TimeLaw(process, "mixed", t0)
+        delta = self.law.t0
+        self.later = Process(
+            lambda y, t: process.drift(y, t + delta),
+            lambda t: process.g(t + delta),
+            process.t1 - delta,
+            structure=process.structure,
+        )
+        paths = Paths(self.later, steps)
+        if kind == "ism":
+            self.target = paths
+        elif kind == "local-dsm":
+            self.target = Local(self.later, ScheduledPairs(self.later, lam), paths, antithetic=True)
+        elif kind == "pathwise":
+            self.target = Pathwise(self.later, paths, forgetting=forgetting)
+        elif y_range is None or shape is None:
+            raise ValueError('kind="tabulated" needs y_range=(low, high), where y_δ lies, and shape=(...) of a state.')
+        else:
+            self.target = Tabulated(self.later, shape, y_range=y_range, antithetic=True)
+
+    def __call__(self, score: Callable, x: StateLike, *, key: PRNGKey) -> Float[Array, ""]:
+        """An unbiased estimate of the bound for one example."""
+        x = as_floating(x)
+        if (own := prior_shape(self.prior)) is not None and own != x.shape:
+            raise ValueError(f"prior has shape {own}, the example has shape {x.shape}. Give ONE example.")
+        check_score(score, x.shape, x.dtype)
+        start_key, end_key, u_key, path_key, probe_key = jax.random.split(key, 5)
+        y, gap = self._start(score, x, start_key) if self.decoder else (x, jnp.zeros((), x.dtype))
+        u = (jnp.arange(self.draws, dtype=x.dtype) + jax.random.uniform(u_key, (), x.dtype)) / self.draws
+        t = self.law.at(u)
+        if self.kind == "ism":
+            states = self.target.states(y, t - self.law.t0, key=path_key)
+            probes = jax.random.split(probe_key, self.draws)
+            values = jax.vmap(lambda y, t, k: self._implicit(score, y, t, k))(states, t, probes)
+        else:
+            assert isinstance(self.target, AbstractTarget)
+            draw = self.target.draw(y, t - self.law.t0, key=path_key)
+            one = jax.vmap(lambda y, s, t: self._denoising(score, y, s, t), in_axes=(0, 0, None))
+            values = jnp.mean(jax.vmap(one)(draw.y, draw.score, t), axis=1)
+        end = self.target.states(y, jnp.asarray([self.later.t1], x.dtype), key=end_key)[0]
+        log_prior = jnp.sum(self.prior.log_prob(end))
+        return gap + log_prior - jnp.mean(values / self.law.density(t).astype(x.dtype))
+
+    def average(self, score: Callable, xs, *, key: PRNGKey, chunk: int = 1024) -> Estimate:
+        """The mean over examples, (n, *shape), with its standard error."""
+        return estimate(over_samples(lambda x, k: self(score, x, key=k), xs, key=key, chunk=chunk))
+
+    def _implicit(self, score, y: State, t, key) -> Array:
+        along = trace_directions(self.divergence, self.probes, key, y)
+
+        def spread(y):
+            s = score(y, t)
+            return apply_Q(self.process, t, s), s
+
+        Qs, push, s = jax.linearize(spread, y, has_aux=True)
+        trace = jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along))
+        return 0.5 * jnp.sum(s * Qs) + trace - divergence(self.process, y, t)
+
+    def _denoising(self, score, y: State, target: State, t) -> Array:
+        found = score(y, t)  # ½‖s − ŝ‖² − ½‖ŝ‖², without the difference of two large numbers
+        return 0.5 * inner(self.process, t, found, found - 2.0 * target) - divergence(self.process, y, t)
+
+    def _start(self, score, x: State, key) -> tuple[State, Array]:
+        """y_δ from the kernel at x, and `log p(x|y_δ) − log q(y_δ|x)`."""
+        return self._start_from(score, x, jax.random.normal(key, x.shape, x.dtype))
+
+    def _start_from(self, score, x: State, eps: State) -> tuple[State, Array]:
+        delta = jnp.asarray(self.law.t0, x.dtype)
+        encoder = transition(self.process, x, 0.0, delta)
+        y = encoder.sample(eps)
+        wanted, point = score(y, delta), y
+        for _ in range(4):  # each time the error shrinks by a factor of order δ
+            kernel = transition(self.process, point, 0.0, delta)
+            point = point + y + kernel.covary(wanted) - kernel.mean
+        kernel = transition(self.process, point, 0.0, delta)
+        structure = kernel.structure
+        _, A = structure.jacobian(lambda p: transition(self.process, p, 0.0, delta).mean, point)
+        off = structure.join(structure.matvec(A, structure.split(x - point)))
+        log_det = jnp.sum(jnp.log(jnp.abs(A)) if isinstance(structure, Elementwise) else inverse_and_log_det(A)[1])
+        return y, kernel.log_prob(kernel.mean + off) + log_det - encoder.log_prob(y)
+
+
+def elbo(process: Process, score: Callable, prior, x: StateLike, *, key: PRNGKey, **options) -> Float[Array, ""]:
+    """A lower bound of `log p(x)` for one example, estimated without bias; `options` are those of `ELBO`.
+
+    value = elbo(process, score, prior, x, key=key, kind="ism")
+    """
+    return ELBO(process, prior, **options)(score, x, key=key)
+
+
+def log_likelihood(
+    process: Process,
+    score: Callable,
+    prior,
+    x: StateLike,
+    *,
+    key: PRNGKey | None = None,
+    divergence: str = "exact",
+    probes: int = 1,
+    tol: float = 1e-5,
+    t0: float | None = None,
+) -> Float[Array, ""]:
+    """log-density at x of the model's law at t0 (by default `t1/1000`): x is carried to t1 by the probability flow.
+
+        values = jax.vmap(lambda x: log_likelihood(process, score, prior, x))(xs)
+
+    One state. `divergence="hutchinson"` needs a `key`, and has no bias.
+    """
+    if not callable(getattr(prior, "log_prob", None)):
+        raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
+    x = as_floating(x)
+    if (own := prior_shape(prior)) is not None and own != x.shape:
+        raise ValueError(f"prior has shape {own}, the state has shape {x.shape}. Give ONE state; use jax.vmap.")
+    t0 = 1e-3 * process.t1 if t0 is None else t0
+    if not 0 <= t0 < process.t1:
+        raise ValueError(f"t0={t0} must lie in [0, t1) = [0, {process.t1}).")
+    found = flow_with_density(
+        process, score, x, [t0, process.t1], tol=tol, divergence=divergence, probes=probes, key=key
+    )
+    return jnp.sum(prior.log_prob(found.y[-1])) - found.gain[-1]
+
+
+class BitsPerDim(NamedTuple):
+    """Bits per coordinate, with standard error, and the offset that the scaling of the data adds."""
+
+    value: float
+    stderr: float
+    offset: float
+
+
+def bits_per_dim(log_density: Estimate, shape: tuple[int, ...], *, levels: int = 256, width: float = 1.0) -> BitsPerDim:
+    """Bits per coordinate of data of `levels` levels, dequantized by uniform noise, scaled to an interval of `width`.
+
+    `−log p/(d ln 2) + log2(levels/width)`: the offset is 8 for bytes on [0, 1], 7 on [−1, 1].
+    """
+    check_count("levels", levels)
+    offset = math.log2(levels / width)
+    scale = 1.0 / (math.prod(shape) * np.log(2.0))
+    return BitsPerDim(offset - scale * log_density.value, scale * log_density.stderr, offset)

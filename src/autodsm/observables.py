@@ -1,0 +1,187 @@
+"""What a score says of a physical system: velocity, current, density, entropy and its production.
+
+With `v = f − ½ Q s`, D = Q/2 and averages over samples of q_t:
+
+    current                       j = v q
+    entropy of the system         S = −E[log q],      dS/dt = E[∇·v] = −E[v·s]
+    total entropy production      E[vᵀ D⁻¹ v] ≥ 0
+    entropy given to the medium   total − dS/dt = E[vᵀ D⁻¹ f]
+
+The second form of dS/dt needs the score of every coordinate, the first only that of those with noise, which is all that
+exists for degenerate noise; total and medium need an invertible D, and are refused by name without.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._types import PRNGKey, State
+from .errors import as_floating, check_name
+from .estimate import Estimate, estimate, over_samples
+from .linalg import inverse_and_log_det
+from .probability_flow import DIVERGENCES, check_score, flow_with_density, trace_directions, velocity
+from .process import Process, check_invertible
+from .structure import expand_noise, noise_kind
+
+__all__ = [
+    "Density",
+    "EntropyProduction",
+    "average",
+    "current",
+    "entropy",
+    "entropy_production",
+    "entropy_rate",
+    "free_energy",
+    "log_density",
+    "velocity",
+]
+
+
+def current(process: Process, score: Callable, y: State, t, log_density) -> State:
+    """`j = v q` at one state, given log q there."""
+    return velocity(process, score, y, t) * jnp.exp(log_density)
+
+
+class Density(NamedTuple):
+    """States along the flow and log-densities there."""
+
+    y: np.ndarray
+    """(times, n, *shape)"""
+    log_density: np.ndarray
+    """(times, n)"""
+
+
+def log_density(
+    process: Process,
+    score: Callable,
+    ys,
+    log_densities,
+    times,
+    *,
+    divergence: str = "exact",
+    probes: int = 1,
+    key: PRNGKey | None = None,
+    tol: float = 1e-5,
+    chunk: int = 4096,
+) -> Density:
+    """The density at the states that samples are carried to by the probability flow.
+
+        found = log_density(process, score, y0, log_q0, [0.0, 1.0, 5.0])
+
+    `ys` are n samples at `times[0]`, (n, *shape), `log_densities` those of their law there. `divergence="hutchinson"`
+    draws its probes with `key`, others for each sample.
+    """
+    ys, start = as_floating(ys), np.asarray(log_densities, np.float64)
+    if start.shape != (len(ys),):
+        raise ValueError(f"log_densities has shape {start.shape}; give one number for each of the {len(ys)} samples.")
+    check_name("divergence", divergence, DIVERGENCES)
+    if divergence == "hutchinson" and key is None:
+        raise ValueError('divergence="hutchinson" draws random probes: give key=...')
+
+    def carry(y, key=None):
+        return flow_with_density(process, score, y, times, tol=tol, divergence=divergence, probes=probes, key=key)
+
+    found = over_samples(carry, ys, key=key if divergence == "hutchinson" else None, chunk=chunk)
+    return Density(np.moveaxis(found.y, 1, 0), start + found.gain.T)
+
+
+def entropy(log_densities) -> Estimate:
+    """`S = −E[log q]`, from log-densities at samples of q."""
+    found = estimate(log_densities)
+    return Estimate(-found.value, found.stderr)
+
+
+def entropy_rate(
+    process: Process,
+    score: Callable,
+    ys,
+    t: float,
+    *,
+    form: str = "divergence",
+    divergence: str = "exact",
+    probes: int = 1,
+    key: PRNGKey | None = None,
+    chunk: int = 4096,
+) -> Estimate:
+    """`dS/dt` at t, over samples (n, *shape) of q_t.
+
+    `form="divergence"` is E[∇·v], for any noise; `"score"` is −E[v·s], cheaper, for scores of all coordinates.
+    """
+    ys = _check(process, score, ys, t)
+    check_name("form", form, ("divergence", "score"))
+    at = jnp.asarray(t, ys.dtype)
+    if form == "score":
+        check_invertible(process, ys.shape[1:], what='form="score"', remedy='Use form="divergence".')
+        found = over_samples(lambda y: -jnp.sum(velocity(process, score, y, at) * score(y, at)), ys, chunk=chunk)
+        return estimate(found)
+
+    def rate(y, key=None):
+        along = trace_directions(divergence, probes, key, y)
+        assert along is not None
+        _, push = jax.linearize(lambda y: velocity(process, score, y, at), y)
+        return jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along))
+
+    return estimate(over_samples(rate, ys, key=key if divergence == "hutchinson" else None, chunk=chunk))
+
+
+class EntropyProduction(NamedTuple):
+    """Rates of entropy: of the system, of the medium, and their sum."""
+
+    system: Estimate
+    medium: Estimate
+    total: Estimate
+
+
+def entropy_production(process: Process, score: Callable, ys, t: float, *, chunk: int = 4096) -> EntropyProduction:
+    """Entropy rates at t, over samples (n, *shape) of q_t; for invertible noise."""
+    ys = _check(process, score, ys, t)
+    shape, at = ys.shape[1:], jnp.asarray(t, ys.dtype)
+    check_invertible(
+        process, shape, what="entropy production", remedy="The rate of the system alone exists: use entropy_rate."
+    )
+
+    def rates(y):
+        v, s = velocity(process, score, y, at), score(y, at)
+        forced = 2.0 * _solve_Q(process, at, v)
+        return -jnp.sum(v * s), jnp.sum(forced * process.f(y, at)), jnp.sum(forced * v)
+
+    return EntropyProduction(*(estimate(values) for values in over_samples(rates, ys, chunk=chunk)))
+
+
+def average(function: Callable[[State], Array], ys, *, chunk: int = 4096) -> Estimate:
+    """`E[function(y)]` of a number-valued function over samples (n, *shape)."""
+    return estimate(over_samples(function, as_floating(ys), chunk=chunk))
+
+
+def free_energy(energy: Callable[[State], Array], temperature: float, ys, log_densities) -> Estimate:
+    """`F = E[U + T log q]` from samples and log-densities there. In equilibrium, `q ∝ e^{−U/T}`, it is `−T log Z` with
+    no variance."""
+    values = over_samples(energy, as_floating(ys))
+    return estimate(values + temperature * np.asarray(log_densities, np.float64))
+
+
+def _check(process: Process, score: Callable, ys, t: float) -> Array:
+    ys = as_floating(ys)
+    if ys.ndim < 1 or len(ys) < 2:
+        raise ValueError(f"ys has shape {ys.shape}; give several samples of the state at t, stacked.")
+    if not 0 <= t <= process.t1 * (1 + 1e-6):
+        raise ValueError(f"t={t} is outside the span of the process, [0, {process.t1}].")
+    check_score(score, ys.shape[1:], ys.dtype)
+    values = jax.jit(jax.vmap(lambda y: score(y, jnp.asarray(t, ys.dtype))))(ys[:4096])
+    if bad := int(jnp.sum(~jnp.all(jnp.isfinite(values.reshape(len(values), -1)), axis=1))):
+        raise FloatingPointError(f"the score is not finite at t={t:g}, for {bad} of {len(values)} samples.")
+    return ys
+
+
+def _solve_Q(process: Process, t, v: State) -> State:
+    """`Q⁻¹ v`."""
+    g = process.g(t).astype(v.dtype)
+    if noise_kind(g.shape, v.shape) == "matrix":
+        structure = process.structure_for(v.shape)
+        inverse, _ = inverse_and_log_det(structure.noise_cov(g))
+        return structure.join(structure.matvec(inverse, structure.split(v)))
+    return v / expand_noise(g, v.shape) ** 2

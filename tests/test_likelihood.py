@@ -1,0 +1,178 @@
+"""Bounds against exact likelihoods: with the exact score, only the prior's mismatch is missing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import autodsm as ad
+from autodsm.estimate import Estimate
+
+KEY = jax.random.key(0)
+MEAN, COV = np.array([0.7, -0.4]), np.array([[0.5, 0.2], [0.2, 0.3]])
+PRIOR = dist.Normal(0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def vp():
+    process = ad.vp()
+    return process, ad.reference.gaussian_marginals(process, MEAN, COV)
+
+
+def prior_gap(exact, process) -> float:
+    """`KL(q_T ‖ N(0, 1))`: what the bound loses by the prior, on average over the data."""
+    mean, cov = (np.asarray(v, float) for v in exact.moments(process.t1))
+    return 0.5 * (np.trace(cov) + mean @ mean - len(mean) - np.linalg.slogdet(cov)[1])
+
+
+@pytest.mark.parametrize("kind", ["ism", "local-dsm", "pathwise"])
+def test_bound_with_the_exact_score(vp, kind):
+    """Average over data: log p − KL(q_T‖π), no more and no less, to 0.02 nats or 4.5 standard errors."""
+    process, exact = vp
+    x = exact.sample(jax.random.key(1), 4000, 0.0)
+    options = dict(forgetting=1.0) if kind == "pathwise" else {}
+    bound = ad.ELBO(process, PRIOR, kind=kind, **options).average(exact.score, x, key=KEY)
+    truth = np.asarray(jax.vmap(lambda x: exact.log_density(x, 0.0))(x), float)
+    # Both over the same examples: most of the data's own spread cancels.
+    assert bound.stderr < 0.05
+    spread = bound.stderr + truth.std() / np.sqrt(len(x))
+    assert abs(bound.value - truth.mean() + prior_gap(exact, process)) < 0.02 + 4.5 * spread * 0.5
+    assert bound.value < truth.mean() + 4.5 * bound.stderr
+
+
+def test_the_decoder_alone_is_tight_and_a_bound(vp):
+    """`log p(y_0|y_δ) − log q(y_δ|y_0) + log p(y_δ)`, with the exact p(y_δ), against log p(y_0)."""
+    process, exact = vp
+    bound = ad.ELBO(process, PRIOR)
+    x = exact.sample(jax.random.key(2), 4000, 0.0)
+
+    def gap(x, k):
+        y, part = bound._start(exact.score, x, k)
+        return part + exact.log_density(y, bound.law.t0) - exact.log_density(x, 0.0)
+
+    gaps = np.asarray(jax.jit(jax.vmap(gap))(x, jax.random.split(KEY, len(x))), float)
+    stderr = gaps.std() / np.sqrt(len(gaps))
+    assert stderr < 5e-3
+    assert -0.02 - 4 * stderr < gaps.mean() < 4 * stderr
+
+
+def test_the_decoder_is_a_density_in_the_data(x64):
+    """Of a nonlinear process: p(y_0|y_δ) integrates to one over y_0 for every y_δ, however bad the linearization."""
+    process = ad.Process(lambda y, t: jnp.sin(3.0 * y) - y**3, 0.8, 1.0)
+    bound = ad.ELBO(process, PRIOR, t0=0.2)  # a long first step, where linearization is poor
+    score = lambda y, t: -2.0 * y  # noqa: E731
+    y, grid = jnp.array([0.37]), np.linspace(-4.0, 4.0, 4001)
+
+    def log_decoder(x):
+        """What `_start` would report for y_δ = y, up to the encoder, by undoing the encoder's draw."""
+        kernel = ad.transition(process, x, 0.0, 0.2)
+        eps = (y - kernel.mean) / kernel.deviation
+        with_noise = bound._start_from(score, x, eps)
+        return with_noise[1] + kernel.log_prob(y)
+
+    values = jax.jit(jax.vmap(log_decoder))(jnp.asarray(grid)[:, None])
+    assert np.trapezoid(np.exp(np.asarray(values)), grid) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_ism_and_local_bounds_agree_until_lambda_grows():
+    """A nonlinear process and a score that is not exact: equal within errors at λ = 1e-3, apart at λ = 1."""
+    prior = dist.Logistic(0.0, 1.0)
+    process = ad.langevin(prior)
+    score = lambda y, t: -jnp.tanh(y) / (0.3 + t)  # noqa: E731
+    x = ad.data.checkerboard(jax.random.key(3), 3000)
+    ism = ad.ELBO(process, prior, t0=0.05).average(score, x, key=KEY)
+    near, far = (
+        ad.ELBO(process, prior, kind="local-dsm", lam=lam, t0=0.05).average(score, x, key=jax.random.key(4))
+        for lam in (1e-3, 1.0)
+    )
+    other = ad.ELBO(process, prior, kind="pathwise", forgetting=2.0, t0=0.05).average(score, x, key=jax.random.key(5))
+    table = ad.ELBO(process, prior, kind="tabulated", y_range=(-6.0, 6.0), shape=(2,), t0=0.05).average(
+        score, x, key=jax.random.key(6)
+    )
+
+    def apart(a: Estimate, b: Estimate) -> float:
+        return abs(a.value - b.value) / np.hypot(a.stderr, b.stderr)
+
+    assert apart(ism, near) < 4.5
+    assert apart(ism, other) < 4.5
+    assert apart(ism, table) < 4.5
+    assert apart(ism, far) > 6
+
+
+@pytest.mark.parametrize("name", ["VP", "CLD", "nonlinear"])
+def test_flow_likelihood_is_exact(x64, name):
+    if name == "nonlinear":  # a stationary start: the score is the prior's at all times
+        prior = dist.Logistic(0.0, 0.7)
+        process, score = ad.langevin(prior), jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+        x = prior.sample(KEY, (5, 3))
+        want = prior.log_prob(x).sum(-1)
+        found = jax.vmap(lambda x: ad.log_likelihood(process, lambda y, t: score(y), prior, x, tol=1e-8))(x)
+    else:
+        process = ad.vp() if name == "VP" else ad.cld()
+        mean, cov = (MEAN, COV) if name == "VP" else (np.array([[0.5], [0.0]]), np.diag([0.3, 0.25]))
+        exact = ad.reference.gaussian_marginals(process, mean, cov)
+        end = exact.moments(process.t1)
+        if name == "VP":
+            prior = dist.MultivariateNormal(end[0], end[1])
+        else:
+            prior = Flat(end)
+        x = exact.sample(KEY, 5, 0.01)
+        want = jax.vmap(lambda y: exact.log_density(y, 0.01))(x)
+        found = jax.vmap(lambda x: ad.log_likelihood(process, exact.score, prior, x, t0=0.01, tol=1e-8))(x)
+    np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+class Flat:
+    """A Gaussian prior over states of shape (2, 1)."""
+
+    def __init__(self, moments):
+        self.law = dist.MultivariateNormal(*moments)
+
+    def log_prob(self, y):
+        return self.law.log_prob(y.reshape(-1))
+
+
+def test_hutchinson_agrees_in_mean(x64):
+    """On a process with a coupled drift, so that single probes are off."""
+    process = ad.linear(np.array([[-1.0, 0.9], [-0.2, -0.7]]), np.array([1.0, 0.6]), t1=1.0)
+    exact = ad.reference.gaussian_marginals(process, MEAN, COV)
+    prior = dist.MultivariateNormal(*exact.moments(1.0))
+    x = jnp.array([0.3, -0.1])
+    want = float(exact.log_density(x, 0.0))
+
+    def one(k):
+        return ad.log_likelihood(process, exact.score, prior, x, t0=0.0, divergence="hutchinson", key=k)
+
+    found = np.asarray(jax.vmap(one)(jax.random.split(KEY, 400)))
+    assert found.std() > 0.05
+    assert abs(found.mean() - want) < 4 * found.std() / np.sqrt(len(found))
+
+
+def test_bits_per_dim():
+    found = ad.bits_per_dim(Estimate(-2.0 * np.log(2.0), 0.1 * np.log(2.0)), (2,), levels=256, width=2.0)
+    assert found == pytest.approx((8.0, 0.05, 7.0))
+    # Uniform over all levels: log p = −d log(width) exactly codes log2(levels) bits.
+    for width in (1.0, 2.0):
+        uniform = Estimate(-12 * np.log(width), 0.0)
+        assert ad.bits_per_dim(uniform, (3, 4), width=width).value == pytest.approx(8.0)
+
+
+def test_bad_input():
+    process, score = ad.vp(), lambda y, t: -y
+    with pytest.raises(ValueError, match=r"prior has shape \(3,\), the state has shape \(2,\)"):
+        ad.log_likelihood(process, score, dist.Normal(jnp.zeros(3), 1.0), jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"prior has shape \(3,\), the example has shape \(2,\)"):
+        ad.elbo(process, score, dist.Normal(jnp.zeros(3), 1.0), jnp.zeros(2), key=KEY)
+    with pytest.raises(TypeError, match="log_prob"):
+        ad.ELBO(process, None)
+    with pytest.raises(ValueError, match="Did you mean 'ism'"):
+        ad.elbo(process, score, PRIOR, jnp.zeros(2), key=KEY, kind="imm")
+    with pytest.raises(ValueError, match="needs y_range"):
+        ad.elbo(process, score, PRIOR, jnp.zeros(2), key=KEY, kind="tabulated")
+    with pytest.raises(ValueError, match='Use divergence="hutchinson"'):
+        ad.log_likelihood(process, score, PRIOR, jnp.zeros(3072))
+    with pytest.raises(ValueError, match=r"t0=2.0 must lie in"):
+        ad.log_likelihood(process, score, PRIOR, jnp.zeros(2), t0=2.0)
+    with pytest.raises(ValueError, match="score returned shape"):
+        ad.elbo(process, lambda y, t: y[:1], PRIOR, jnp.zeros(2), key=KEY)
