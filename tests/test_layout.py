@@ -56,6 +56,7 @@ ORDER = [
     "experiments",
     "problems",
     "training",
+    "using",
     "cli",
 ]
 

@@ -1,21 +1,21 @@
-"""The command line: `autodsm list | reproduce | train | fit | resume`."""
+"""The command line: `autodsm list | reproduce | train | fit | resume | sample | evaluate`."""
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from .errors import check_name
+from .errors import check_count, check_name
 from .experiments import EXPERIMENTS
 from .problems import PROBLEMS
 from .run import RunFolder, check_free, free_path
 from .training import Options, dry_run, train_problem
+from .using import evaluate_run, open_finished, recorded_command, sample_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +73,46 @@ class Resume:
     """Its folder."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Draw samples from a finished run and write them into its folder, as samples.npz and a figure.
+
+    A run with a prior is sampled backwards from it. One without is a physical system: its initial states are carried
+    forwards by the probability flow.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Its folder."""
+    n: int = 10_000
+    method: Literal["sde", "ode"] | None = None
+    """The reversed process (default, with a prior), or the probability flow."""
+    steps: int | None = None
+    """Of the reversed process (default 250)."""
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Measure a finished run: distances with their noise floors, likelihoods, entropy rates, errors of the score.
+
+    What applies is shown as a table and added to result.json.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Its folder."""
+    n: int = 4_000
+    """Samples."""
+    seed: int = 0
+
+
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Fit, tyro.conf.subcommand("fit")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Sample, tyro.conf.subcommand("sample")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
 )
 
 
@@ -125,17 +159,15 @@ def start(command: Train | Fit, console: Console) -> None:
 
 
 def resume(command: Resume, console: Console) -> None:
-    recorded = command.run / "config.json"
-    if not recorded.is_file():
-        raise ValueError(f"{command.run} is not the folder of a run: it has no config.json.")
-    made_by = json.loads(recorded.read_text()).get("command")
-    if not isinstance(made_by, dict) or "options" not in made_by:
-        raise ValueError(
-            f"{command.run} was not made by `autodsm train` or `autodsm fit`. A run of ad.fit in Python is resumed by "
-            "calling it again with the same arguments and the same out=... ."
-        )
-    options = Options(**made_by["options"])
-    train_problem({k: v for k, v in made_by.items() if k != "options"}, options, command.run, console)
+    source, options = recorded_command(command.run)
+    train_problem(source, options, command.run, console)
+
+
+def draw(command: Sample, console: Console) -> None:
+    check_count("n", command.n)
+    run = open_finished(command.run)
+    method = command.method or ("ode" if run.problem.prior is None else "sde")
+    sample_run(run, console, n=command.n, method=method, steps=command.steps, seed=command.seed)
 
 
 def main() -> None:
@@ -148,6 +180,11 @@ def main() -> None:
             reproduce(command, console)
         elif isinstance(command, Resume):
             resume(command, console)
+        elif isinstance(command, Sample):
+            draw(command, console)
+        elif isinstance(command, Evaluate):
+            check_count("n", command.n)
+            evaluate_run(open_finished(command.run), console, n=command.n, seed=command.seed)
         else:
             start(command, console)
     except (ValueError, FileExistsError, FloatingPointError) as error:

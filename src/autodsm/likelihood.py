@@ -15,7 +15,8 @@ the process linearized at x̂. The point x̂ solves `m(x̂) = y_δ + P s(y_δ, �
 on y_δ alone, so the decoder is a density in y_0 and the bound is valid, whatever the linearization is worth.
 
 **The time integral** is estimated at stratified times, drawn half evenly in t and half in log G, and weighted by their
-density.
+density. Along a path of the process, with the exact score, `log p(y_δ) = log p(y_T) − ∫ […] dt − ∫ s·g dw`. The last
+term has mean zero and most of the variance: a sum for it, over the same path, is taken away ("ism" and "local-dsm").
 """
 
 import math
@@ -39,8 +40,9 @@ from .probability_flow import check_score, flow_with_density, trace_directions
 from .process import Process
 from .sample import prior_shape
 from .schedule import ScheduledPairs
+from .simulate import SOLVERS
 from .structure import Elementwise
-from .targets import AbstractForward, AbstractTarget, Local, Paths, Pathwise, Tabulated
+from .targets import AbstractTarget, Paths, Pathwise, Tabulated
 
 KINDS = ("ism", "local-dsm", "pathwise", "tabulated")
 
@@ -68,11 +70,12 @@ class ELBO(eqx.Module):
     process: Process
     prior: Any
     law: TimeLaw
-    later: Process
-    """The process from δ on, in the time t − δ."""
-    target: AbstractTarget | AbstractForward
+    schedule: ScheduledPairs | None
+    target: AbstractTarget | None
+    """Of the process from δ on, in the time t − δ; for "pathwise" and "tabulated"."""
     kind: str = eqx.field(static=True)
     draws: int = eqx.field(static=True)
+    substeps: int = eqx.field(static=True)
     divergence: str = eqx.field(static=True)
     probes: int = eqx.field(static=True)
     decoder: bool = eqx.field(static=True)
@@ -85,7 +88,7 @@ class ELBO(eqx.Module):
         kind: str = "ism",
         lam: float = 1e-3,
         t0: float | None = None,
-        draws: int = 32,
+        draws: int = 64,
         steps: int = 256,
         divergence: str = "exact",
         probes: int = 1,
@@ -101,25 +104,17 @@ class ELBO(eqx.Module):
             raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
         self.process, self.prior, self.kind, self.draws = process, prior, kind, draws
         self.divergence, self.probes, self.decoder = divergence, probes, decoder
+        self.substeps = -(-steps // draws)
         self.law = TimeLaw(process, "mixed", t0)
-        delta = self.law.t0
-        self.later = Process(
-            lambda y, t: process.drift(y, t + delta),
-            lambda t: process.g(t + delta),
-            process.t1 - delta,
-            structure=process.structure,
-        )
-        paths = Paths(self.later, steps)
-        if kind == "ism":
-            self.target = paths
-        elif kind == "local-dsm":
-            self.target = Local(self.later, ScheduledPairs(self.later, lam), paths, antithetic=True)
-        elif kind == "pathwise":
-            self.target = Pathwise(self.later, paths, forgetting=forgetting)
-        elif y_range is None or shape is None:
-            raise ValueError('kind="tabulated" needs y_range=(low, high), where y_δ lies, and shape=(...) of a state.')
-        else:
-            self.target = Tabulated(self.later, shape, y_range=y_range, antithetic=True)
+        self.schedule = ScheduledPairs(process, lam) if kind == "local-dsm" else None
+        self.target = None
+        if kind == "pathwise":
+            later = self._later()
+            self.target = Pathwise(later, Paths(later, steps), forgetting=forgetting)
+        elif kind == "tabulated":
+            if y_range is None or shape is None:
+                raise ValueError('kind="tabulated" needs y_range=(low, high), where y_δ lies, and shape of a state.')
+            self.target = Tabulated(self._later(), shape, y_range=y_range, antithetic=True)
 
     def __call__(self, score: Callable, x: StateLike, *, key: PRNGKey) -> Float[Array, ""]:
         """An unbiased estimate of the bound for one example."""
@@ -127,22 +122,64 @@ class ELBO(eqx.Module):
         if (own := prior_shape(self.prior)) is not None and own != x.shape:
             raise ValueError(f"prior has shape {own}, the example has shape {x.shape}. Give ONE example.")
         check_score(score, x.shape, x.dtype)
-        start_key, end_key, u_key, path_key, probe_key = jax.random.split(key, 5)
+        start_key, u_key, path_key, value_key = jax.random.split(key, 4)
         y, gap = self._start(score, x, start_key) if self.decoder else (x, jnp.zeros((), x.dtype))
         u = (jnp.arange(self.draws, dtype=x.dtype) + jax.random.uniform(u_key, (), x.dtype)) / self.draws
-        t = self.law.at(u)
-        if self.kind == "ism":
-            states = self.target.states(y, t - self.law.t0, key=path_key)
-            probes = jax.random.split(probe_key, self.draws)
-            values = jax.vmap(lambda y, t, k: self._implicit(score, y, t, k))(states, t, probes)
+        t = jnp.sort(self.law.at(u))
+        along = self._with_target if self.target is not None else self._on_path
+        values, end = along(score, y, t, path_key, value_key)
+        return gap + jnp.sum(self.prior.log_prob(end)) - jnp.mean(values / self.law.density(t).astype(x.dtype))
+
+    def _with_target(self, score, y: State, t, key, end_key) -> tuple[Array, State]:
+        assert self.target is not None
+        draw = self.target.draw(y, t - self.law.t0, key=key)
+        one = jax.vmap(lambda y, s, t: self._denoising(score, y, s, t), in_axes=(0, 0, None))
+        last = jnp.asarray([self.process.t1 - self.law.t0], y.dtype)
+        return jnp.mean(jax.vmap(one)(draw.y, draw.score, t), axis=1), self.target.states(y, last, key=end_key)[0]
+
+    def _on_path(self, score, y: State, t, key, value_key) -> tuple[Array, State]:
+        """Values at the times t on one path, with the sum for `∫ s·g dw` spread over them; and its end."""
+        delta = jnp.asarray(self.law.t0, y.dtype)
+        at = t if self.schedule is None else jnp.maximum(self.schedule(t).astype(y.dtype), delta)
+        times = jnp.concatenate([delta[None], at, jnp.asarray([self.process.t1], y.dtype)])
+        path, kicks = self._path(y, times, key)
+        keys = jax.random.split(value_key, len(t))
+        if self.schedule is None:
+            values = jax.vmap(lambda y, t, k: self._implicit(score, y, t, k))(path[1:-1], t, keys)
         else:
-            assert isinstance(self.target, AbstractTarget)
-            draw = self.target.draw(y, t - self.law.t0, key=path_key)
-            one = jax.vmap(lambda y, s, t: self._denoising(score, y, s, t), in_axes=(0, 0, None))
-            values = jnp.mean(jax.vmap(one)(draw.y, draw.score, t), axis=1)
-        end = self.target.states(y, jnp.asarray([self.later.t1], x.dtype), key=end_key)[0]
-        log_prior = jnp.sum(self.prior.log_prob(end))
-        return gap + log_prior - jnp.mean(values / self.law.density(t).astype(x.dtype))
+            values = jax.vmap(lambda y, s, t, k: self._local(score, y, s, t, k))(path[1:-1], at, t, keys)
+        scores = jax.vmap(score)(path[:-1], times[:-1])
+        return values + jnp.sum(scores * kicks) * self.law.density(t).astype(y.dtype), path[-1]
+
+    def _path(self, y: State, times, key) -> tuple[Array, Array]:
+        """States at `times`, and the sum of `g dw` in each interval between them."""
+        scheme, m = SOLVERS["weak2"], self.substeps
+        noise = scheme.noise(key, (len(times) - 1, m, *self.process.noise_shape(y.shape)), y.dtype)
+
+        def interval(y, inputs):
+            start, end, noise = inputs
+            h = (end - start) / m
+            kick = jnp.zeros_like(y)
+            for i in range(m):
+                t, dw = start + i * h, jnp.sqrt(h) * noise[i]
+                kick = kick + self.process.diffuse(t + 0.5 * h, dw, y.shape)
+                y = scheme.step(self.process, y, self.process.f(y, t), t, h, dw)
+            return y, (y, kick)
+
+        _, (path, kicks) = jax.lax.scan(interval, y, (times[:-1], times[1:], noise))
+        return jnp.concatenate([y[None], path]), kicks
+
+    def _local(self, score, y: State, s, t, key) -> Array:
+        kernel = transition(self.process, y, s, t)
+        eps = jax.random.normal(key, y.shape, y.dtype)
+        pair = [self._denoising(score, kernel.sample(e), kernel.score(e), t) for e in (eps, -eps)]
+        return 0.5 * (pair[0] + pair[1])
+
+    def _later(self) -> Process:
+        """The process from δ on, in the time t − δ."""
+        process, delta = self.process, self.law.t0
+        drift, noise = lambda y, t: process.drift(y, t + delta), lambda t: process.g(t + delta)
+        return Process(drift, noise, process.t1 - delta, structure=process.structure)
 
     def average(self, score: Callable, xs, *, key: PRNGKey, chunk: int = 1024) -> Estimate:
         """The mean over examples, (n, *shape), with its standard error."""

@@ -82,6 +82,73 @@ def generative_summary(
     return figure
 
 
+def samples_over_time(
+    rows: Mapping[str, Sequence[np.ndarray]], times: Sequence[float], *, labels: tuple[str, str] = ("$y_1$", "$y_2$")
+) -> Figure:
+    """Points in the plane, a row for each name and a column for each time; all panels show the same square."""
+    figure = Figure(figsize=(2.4 * len(times) + 0.6, 2.3 * len(rows) + 0.4), layout="constrained")
+    axes = figure.subplots(len(rows), len(times), sharex=True, sharey=True, squeeze=False)
+    every = np.concatenate([np.concatenate(list(points)) for points in rows.values()])
+    low, high = np.quantile(every, 0.001, axis=0), np.quantile(every, 0.999, axis=0)
+    margin = 0.08 * (high - low) + 1e-9
+    for line, (name, points) in zip(axes, rows.items(), strict=True):
+        for axis, t, y in zip(line, times, points, strict=True):
+            axis.plot(*y.T, ".", ms=1.0, alpha=0.5, color="C0", rasterized=True)
+            axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+        line[0].set_ylabel(f"{name}\n{labels[1]}")
+    for axis, t in zip(axes[0], times, strict=True):
+        axis.set_title(f"t = {t:g}")
+    for axis in axes[-1]:
+        axis.set_xlabel(labels[0])
+    return figure
+
+
+def current_over_density(
+    x1: np.ndarray,
+    x2: np.ndarray,
+    q: Sequence[np.ndarray],
+    current: Sequence[np.ndarray],
+    times: Sequence[float],
+    *,
+    labels: tuple[str, str] = ("$y_1$", "$y_2$"),
+    arrows: int = 18,
+) -> Figure:
+    """The density (len(x1), len(x2)) in colour and the current (len(x1), len(x2), 2) as arrows, at several times."""
+    figure, axes = panels(len(times), width=3.3, height=3.0, share_y=True)
+    one, two = (np.linspace(0, len(x) - 1, min(arrows, len(x))).astype(int) for x in (x1, x2))
+    for axis, t, values, j in zip(axes, times, q, current, strict=True):
+        axis.pcolormesh(x1, x2, values.T, cmap="viridis", shading="nearest", rasterized=True)
+        shown = j[np.ix_(one, two)]
+        size = np.linalg.norm(shown, axis=-1)
+        visible = size > 0.02 * size.max()
+        at = np.stack(np.meshgrid(x1[one], x2[two], indexing="ij"), axis=-1)[visible]
+        axis.quiver(*at.T, *shown[visible].T, color="w", width=0.006, pivot="middle")
+        axis.set(title=f"t = {t:g}", xlabel=labels[0], xlim=(x1[0], x1[-1]), ylim=(x2[0], x2[-1]))
+    axes[0].set_ylabel(labels[1])
+    return figure
+
+
+def over_time(
+    times: np.ndarray,
+    quantities: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
+    *,
+    log: bool = False,
+    deviations: float = 2.0,
+) -> Figure:
+    """A panel for each quantity; in it each method's value over t with a band of that many standard errors. What is
+    called "exact" is black."""
+    figure, axes = panels(len(quantities), width=3.6, height=3.1)
+    handles: dict = {}
+    for axis, (quantity, methods) in zip(axes, quantities.items(), strict=True):
+        for j, (name, (value, stderr)) in enumerate(methods.items()):
+            color, style = ("k", "--") if name == "exact" else (f"C{j}", "-")
+            handles[name] = axis.plot(times, value, style, color=color, lw=1.4)[0]
+            axis.fill_between(times, value - deviations * stderr, value + deviations * stderr, color=color, alpha=0.2)
+        axis.set(title=quantity, xlabel="t", yscale="log" if log else "linear")
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
+    return figure
+
+
 def loss_curve(history: np.ndarray) -> Figure:
     """The loss over steps; `history` is (rounds, 2)."""
     figure, axes = panels(1, width=4.2, height=3.0)

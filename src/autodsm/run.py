@@ -51,9 +51,9 @@ def check_free(path: Path) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, … that does not exist."""
+    """`path`, or the first of path-2, path-3, … (before its ending, if it has one) that does not exist."""
     candidate, n = path, 1
     while candidate.exists():
         n += 1
-        candidate = path.with_name(f"{path.name}-{n}")
+        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
     return candidate

@@ -1,0 +1,246 @@
+"""What is done with a finished run: samples drawn from it, and everything about it that can be measured.
+
+A run with a prior is a generative model: it is sampled backwards from the prior. One without is a physical system: its
+initial states are carried forwards by the probability flow, beside simulated paths.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from . import metrics, observables, plot
+from .estimate import estimate, over_samples
+from .fit import Model, fit
+from .likelihood import ELBO, log_likelihood
+from .probability_flow import flow
+from .problems import Problem
+from .process import check_invertible
+from .products import checkerboard as exact_checkerboard
+from .reference import HarmonicParticles, gaussian_marginals
+from .run import RunFolder, free_path
+from .sample import sample
+from .simulate import initial_states, simulate
+from .training import Options, arguments, load
+
+SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
+
+
+class Run(NamedTuple):
+    """A finished run: what it was about, and the trained model."""
+
+    path: Path
+    source: dict
+    options: Options
+    problem: Problem
+    model: Model
+    shape: tuple[int, ...]
+
+
+def recorded_command(path: Path) -> tuple[dict, Options]:
+    """The source and the options of the `train` or `fit` that made a run folder."""
+    recorded = path / "config.json"
+    if not recorded.is_file():
+        raise ValueError(f"{path} is not the folder of a run: it has no config.json.")
+    made_by = json.loads(recorded.read_text()).get("command")
+    if not isinstance(made_by, dict) or "options" not in made_by:
+        raise ValueError(
+            f"{path} was not made by `autodsm train` or `autodsm fit`. A run of ad.fit in Python is resumed by calling "
+            "it again with the same arguments and the same out=... ."
+        )
+    return {k: v for k, v in made_by.items() if k != "options"}, Options(**made_by["options"])
+
+
+def open_finished(path: Path) -> Run:
+    """A run, with its trained score."""
+    source, options = recorded_command(path)
+    if not (path / "result.json").is_file():
+        raise ValueError(f"{path} is not finished. Go on with it first: autodsm resume {path}")
+    problem = load(source)
+    given = arguments(source, options)
+    model = fit(
+        given.pop("process"),
+        given.pop("y0"),
+        out=path,
+        checkpoint_every=options.checkpoint_every,
+        progress=False,
+        **given,
+    )
+    shape = initial_states(problem.y0, 1, key=jax.random.key(0)).shape[1:]
+    return Run(path, source, options, problem, model, shape)
+
+
+def sample_run(run: Run, console: Console, *, n: int, method: str, steps: int | None, seed: int) -> Path:
+    """Draw n samples and write them to samples.npz; nothing is overwritten."""
+    key, problem = jax.random.key(seed), run.problem
+    if problem.prior is None:
+        if method != "ode" or steps is not None:
+            raise ValueError(
+                "this run has no prior: it is sampled forwards from y0 by the probability flow, --method ode, without "
+                "--steps."
+            )
+        times = problem.process.t1 * np.array(SHARES)
+        y = carry(run, n, times, key=key)
+        arrays = {"y": y, "times": times}
+        points, at = list(y), list(times)
+    else:
+        y = sample(
+            problem.process, run.model.score, problem.prior, n, shape=run.shape, method=method, steps=steps, key=key,
+            progress=True,
+        )  # fmt: skip
+        assert isinstance(y, np.ndarray)
+        arrays, points, at = {"y": y}, [y], [1e-3 * problem.process.t1]
+    path = free_path(run.path / "samples.npz")
+    np.savez(path, **arrays)
+    console.print(f"{n} samples, written to {path}", soft_wrap=True)
+    if (flat := _in_the_plane(points)) is not None:
+        figure = plot.samples_over_time({"samples": flat}, at)
+        console.print(f"Figure: {RunFolder(run.path).save_figure(path.stem, figure)}", soft_wrap=True)
+    return path
+
+
+def carry(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
+    """Initial states at each of the times, by the probability flow, (times, n, *shape)."""
+    y0 = initial_states(run.problem.y0, n, key=key)
+    start = 1e-3 * run.problem.process.t1  # where training starts
+    found = over_samples(
+        lambda y: flow(run.problem.process, run.model.score, y, jnp.asarray([start, *times], y.dtype)), y0
+    )
+    return np.moveaxis(found, 1, 0)[1:]
+
+
+Row = tuple[str, float, float, str]
+"""What was measured, its value and standard error (or noise floor), and a remark."""
+
+
+def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
+    """All that applies, as a table, in result.json, and as a figure."""
+    generative = run.problem.prior is not None
+    rows, figure = (_generative if generative else _physical)(run, n, jax.random.key(seed))
+    if (exact := exact_score(run)) is not None:
+        rows += _score_errors(run, exact, n, jax.random.key(seed + 1))
+    table = Table("quantity", "value", "± / floor", "remark", title=f"{run.path}: {n} samples")
+    for name, value, error, remark in rows:
+        table.add_row(name, f"{value:.4g}", f"{error:.2g}", remark)
+    console.print(table)
+    folder = RunFolder(run.path)
+    if figure is not None:
+        console.print(f"Figure: {folder.save_figure('evaluation', figure)}", soft_wrap=True)
+    numbers = json.loads((run.path / "result.json").read_text())["numbers"]
+    found = {name: {"value": value, "error": error, "remark": remark} for name, value, error, remark in rows}
+    folder.save_result({**numbers, "evaluation": {"n": n, "seed": seed, "rows": found}}, seed=run.options.seed)
+    return found
+
+
+def _generative(run: Run, n: int, key):
+    problem, score = run.problem, run.model.score
+    process, prior, d = problem.process, problem.prior, int(np.prod(run.shape))
+    keys = jax.random.split(key, 6)
+    data = np.asarray(initial_states(problem.y0, n, key=keys[0]))
+    rows: list[Row] = []
+    points = {"data": [data]}
+    for method in ("sde", "ode"):
+        y = sample(process, score, prior, n, shape=run.shape, method=method, key=keys[1])
+        assert isinstance(y, np.ndarray)
+        rows += _distances(y, data, keys[2], f"{method} samples to data")
+        points[method] = [y]
+    divergence = "exact" if d <= 64 else "hutchinson"
+    bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3], chunk=1024)
+    rows.append(("log-likelihood, ISM bound", *bound, "nats"))
+    few = data[: max(2, n // 4)]
+
+    def exactly(x, k):
+        return log_likelihood(process, score, prior, x, divergence=divergence, key=k)
+
+    rows.append(
+        ("log-likelihood, flow", *estimate(over_samples(exactly, few, key=keys[4])), f"nats, divergence {divergence}")
+    )
+    flat = {name: _in_the_plane(ys) for name, ys in points.items()}
+    shown = {name: ys for name, ys in flat.items() if ys is not None}
+    return rows, plot.samples_over_time(shown, [1e-3 * process.t1]) if shown else None
+
+
+def _physical(run: Run, n: int, key):
+    process, score = run.problem.process, run.model.score
+    times = process.t1 * np.array(SHARES)
+    keys = jax.random.split(key, 4)
+    carried = carry(run, n, times, key=keys[0])
+    simulated = _simulated(run, n, times, key=keys[1])
+    try:
+        check_invertible(process, run.shape, what="entropy production", remedy="")
+        invertible = True
+    except ValueError:
+        invertible = False
+    rows: list[Row] = []
+    for i, t in enumerate(times):
+        rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
+        if invertible:
+            rates = observables.entropy_production(process, score, simulated[i], t)
+            rows += [(f"entropy rate, {name}, t = {t:g}", *rate, "") for name, rate in rates._asdict().items()]
+        else:
+            rate = observables.entropy_rate(process, score, simulated[i], t)
+            rows.append((f"entropy rate, system, t = {t:g}", *rate, "no production: g gᵀ is singular"))
+    flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
+    shown = {name: ys for name, ys in flat.items() if ys is not None}
+    return rows, plot.samples_over_time(shown, list(times)) if shown else None
+
+
+def exact_score(run: Run) -> Callable | None:
+    """`(y, t) -> score` where the problem has one in closed form."""
+    process = run.problem.process
+    name = run.source.get("problem")
+    if name == "checkerboard":
+        return exact_checkerboard(process, np.geomspace(0.01, 1.0, 60)).score_at
+    if name == "harmonic-particles":
+        return HarmonicParticles(run.shape[0]).score
+    if name == "ornstein-uhlenbeck":
+        return gaussian_marginals(process, np.zeros(run.shape), np.eye(int(np.prod(run.shape)))).score
+    return None
+
+
+def _score_errors(run: Run, exact: Callable, n: int, key) -> list[Row]:
+    times = run.problem.process.t1 * np.array(SHARES)
+    states = _simulated(run, n, times, key=key)
+    rows = []
+    for i, t in enumerate(times):
+        at = float(t)
+        truth = over_samples(lambda y, at=at: exact(y, jnp.asarray(at)), states[i])
+        known = np.all(np.isfinite(truth.reshape(n, -1)), axis=1)
+        error = metrics.relative_score_error(run.model.score, exact, states[i][known], at)
+        rows.append((f"relative score error, t = {t:g}", *error, "against the exact score"))
+    return rows
+
+
+def _simulated(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
+    start_key, path_key = jax.random.split(key)
+    y0 = initial_states(run.problem.y0, n, key=start_key)
+    paths = over_samples(
+        lambda y, k: simulate(run.problem.process, y, jnp.asarray(times, y.dtype), key=k), y0, key=path_key
+    )
+    return np.moveaxis(paths, 1, 0)
+
+
+def _distances(y: np.ndarray, reference: np.ndarray, key, what: str) -> list[Row]:
+    one, two = jax.random.split(key)
+    few = slice(0, 4000)
+    mmd = metrics.mmd2(y[few], reference[few], key=one)
+    sliced = metrics.sliced_wasserstein(y[few], reference[few], key=two)
+    return [
+        (f"MMD², {what}", mmd.value, mmd.floor, f"p = {mmd.p_value:.2g}"),
+        (f"sliced W2, {what}", *sliced, "floor: 95 % under equal laws"),
+    ]
+
+
+def _in_the_plane(points: list[np.ndarray]) -> list[np.ndarray] | None:
+    """States that can be drawn as points: vectors of two, or the first of several particles in the plane."""
+    if points[0].ndim == 2 and points[0].shape[1] == 2:
+        return points
+    if points[0].ndim == 3 and points[0].shape[2] == 2:
+        return [y[:, 0] for y in points]
+    return None
