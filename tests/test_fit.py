@@ -1,5 +1,9 @@
 """`fit`: what it refuses, what it chooses, and trained scores against exact ones."""
 
+import os
+import subprocess
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -105,6 +109,22 @@ def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match="already exists"):
         ad.fit(**arguments(), out=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_distribution_is_described_alike_in_every_process():
+    """The order of its leaves follows from hashes of strings, which differ between processes."""
+    code = (
+        "import json, jax.numpy as jnp, numpyro.distributions as d; from autodsm.record import describe;"
+        "parts = d.Categorical(probs=jnp.array([0.3, 0.7])), d.Logistic(jnp.array([0.0, 1.0]), 2.0);"
+        "print(json.dumps(describe(d.MixtureSameFamily(*parts))))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1
 
 
 def test_descriptions_tell_priors_and_closures_apart():

@@ -92,7 +92,7 @@ def samples_over_time(
     low, high = np.quantile(every, 0.001, axis=0), np.quantile(every, 0.999, axis=0)
     margin = 0.08 * (high - low) + 1e-9
     for line, (name, points) in zip(axes, rows.items(), strict=True):
-        for axis, t, y in zip(line, times, points, strict=True):
+        for axis, y in zip(line, points, strict=True):
             axis.plot(*y.T, ".", ms=1.0, alpha=0.5, color="C0", rasterized=True)
             axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
         line[0].set_ylabel(f"{name}\n{labels[1]}")

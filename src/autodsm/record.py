@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import Distribution
 
 from .process import Process
 from .run import RunFolder, check_free
@@ -57,6 +58,9 @@ def describe(tree, above: tuple = ()) -> Any:
     if isinstance(tree, eqx.Module):
         values = {name: inner(getattr(tree, name, None)) for name in tree.__dataclass_fields__ if name != "process"}
         return {"type": type(tree).__name__, **values}
+    if isinstance(tree, Distribution):  # by name: the order of its leaves differs from one interpreter to the next
+        names = sorted(type(tree).gather_pytree_data_fields())
+        return {"type": type(tree).__name__, **{name: inner(getattr(tree, name, None)) for name in names}}
     if isinstance(tree, jax.Array | np.ndarray):
         return float(tree) if tree.ndim == 0 else f"{tree.dtype}{list(tree.shape)} {digest(tree)}"
     if isinstance(tree, list | tuple):
@@ -71,7 +75,7 @@ def describe(tree, above: tuple = ()) -> Any:
 
 
 def _held(thing) -> list:
-    """What a function closes over or is bound to; the leaves of a pytree (a distribution, for one)."""
+    """What a function closes over or is bound to; the leaves of a pytree."""
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, thing.keywords]
     if inspect.ismethod(thing):

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import metrics, observables, plot
-from .estimate import estimate, over_samples
+from .estimate import Estimate, estimate, over_samples
 from .fit import Model, fit
 from .likelihood import ELBO, log_likelihood
 from .probability_flow import flow
@@ -97,7 +97,7 @@ def sample_run(run: Run, console: Console, *, n: int, method: str, steps: int | 
         assert isinstance(y, np.ndarray)
         arrays, points, at = {"y": y}, [y], [1e-3 * problem.process.t1]
     path = free_path(run.path / "samples.npz")
-    np.savez(path, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)
     console.print(f"{n} samples, written to {path}", soft_wrap=True)
     if (flat := _in_the_plane(points)) is not None:
         figure = plot.samples_over_time({"samples": flat}, at)
@@ -115,8 +115,18 @@ def carry(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
     return np.moveaxis(found, 1, 0)[1:]
 
 
-Row = tuple[str, float, float, str]
-"""What was measured, its value and standard error (or noise floor), and a remark."""
+class Row(NamedTuple):
+    """What was measured."""
+
+    name: str
+    value: float
+    error: float
+    """Its standard error, or for a distance its noise floor."""
+    remark: str = ""
+
+
+def _row(name: str, found: Estimate, remark: str = "") -> Row:
+    return Row(name, found.value, found.stderr, remark)
 
 
 def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
@@ -152,15 +162,14 @@ def _generative(run: Run, n: int, key):
         points[method] = [y]
     divergence = "exact" if d <= 64 else "hutchinson"
     bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3], chunk=1024)
-    rows.append(("log-likelihood, ISM bound", *bound, "nats"))
+    rows.append(_row("log-likelihood, ISM bound", bound, "nats"))
     few = data[: max(2, n // 4)]
 
     def exactly(x, k):
         return log_likelihood(process, score, prior, x, divergence=divergence, key=k)
 
-    rows.append(
-        ("log-likelihood, flow", *estimate(over_samples(exactly, few, key=keys[4])), f"nats, divergence {divergence}")
-    )
+    values = over_samples(exactly, few, key=keys[4])
+    rows.append(_row("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
     flat = {name: _in_the_plane(ys) for name, ys in points.items()}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, [1e-3 * process.t1]) if shown else None
@@ -182,10 +191,10 @@ def _physical(run: Run, n: int, key):
         rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
         if invertible:
             rates = observables.entropy_production(process, score, simulated[i], t)
-            rows += [(f"entropy rate, {name}, t = {t:g}", *rate, "") for name, rate in rates._asdict().items()]
+            rows += [_row(f"entropy rate, {name}, t = {t:g}", rate) for name, rate in rates._asdict().items()]
         else:
             rate = observables.entropy_rate(process, score, simulated[i], t)
-            rows.append((f"entropy rate, system, t = {t:g}", *rate, "no production: g gᵀ is singular"))
+            rows.append(_row(f"entropy rate, system, t = {t:g}", rate, "no production: g gᵀ is singular"))
     flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, list(times)) if shown else None
@@ -213,7 +222,7 @@ def _score_errors(run: Run, exact: Callable, n: int, key) -> list[Row]:
         truth = over_samples(lambda y, at=at: exact(y, jnp.asarray(at)), states[i])
         known = np.all(np.isfinite(truth.reshape(n, -1)), axis=1)
         error = metrics.relative_score_error(run.model.score, exact, states[i][known], at)
-        rows.append((f"relative score error, t = {t:g}", *error, "against the exact score"))
+        rows.append(_row(f"relative score error, t = {t:g}", error, "against the exact score"))
     return rows
 
 
@@ -232,8 +241,8 @@ def _distances(y: np.ndarray, reference: np.ndarray, key, what: str) -> list[Row
     mmd = metrics.mmd2(y[few], reference[few], key=one)
     sliced = metrics.sliced_wasserstein(y[few], reference[few], key=two)
     return [
-        (f"MMD², {what}", mmd.value, mmd.floor, f"p = {mmd.p_value:.2g}"),
-        (f"sliced W2, {what}", *sliced, "floor: 95 % under equal laws"),
+        Row(f"MMD², {what}", mmd.value, mmd.floor, f"p = {mmd.p_value:.2g}"),
+        Row(f"sliced W2, {what}", sliced.value, sliced.floor, "floor: 95 % under equal laws"),
     ]
 
 
