@@ -149,6 +149,20 @@ def over_time(
     return figure
 
 
+def over_parameter(
+    x: np.ndarray, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], *, xlabel: str, ylabel: str
+) -> Figure:
+    """Values with standard errors over a parameter on a logarithmic scale, and a line at zero."""
+    figure, (axis,) = panels(1, width=4.6, height=3.2)
+    axis.axhline(0.0, color="k", lw=0.8)
+    for j, (name, (value, stderr)) in enumerate(curves.items()):
+        marker = "o" if j == 0 else None
+        axis.errorbar(x, value, 2 * stderr, marker=marker, ms=3, lw=1.3, capsize=2, color=f"C{j}", label=name)
+    axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
+    axis.legend()
+    return figure
+
+
 def loss_curve(history: np.ndarray) -> Figure:
     """The loss over steps; `history` is (rounds, 2)."""
     figure, axes = panels(1, width=4.2, height=3.0)

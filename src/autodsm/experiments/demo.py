@@ -1,8 +1,8 @@
 """A nonlinear diffusion towards a logistic prior, learned on the checkerboard, against its exact score.
 
 Langevin dynamics with β from 0.1 to 10. The process acts on each coordinate alone, so the exact density and score are
-known at all times (see `products`). `fit` trains with its defaults; samples are drawn by running time backwards,
-`dz = [Q s_θ − f](z, t1 − τ) dτ + g(t1 − τ) dw`, from the prior to t = 0.01.
+known at all times (see `products`). `fit` trains with its defaults; samples are drawn by running time backwards, from
+the prior to t = 0.01.
 """
 
 import time
@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import plot
-from ..clock import Clock
 from ..data import checkerboard
 from ..fit import Model, fit
 from ..priors import LinearBeta, langevin
@@ -23,6 +22,7 @@ from ..process import Process
 from ..products import ProductMixture
 from ..products import checkerboard as exact_checkerboard
 from ..run import RunFolder
+from ..sample import sample
 from ..simulate import simulate
 
 TIMES = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0)
@@ -57,27 +57,6 @@ def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key)
     return np.array(values), np.array(stderrs)
 
 
-def generate(process: Process, score, prior, *, n: int, t0: float, steps: int, key) -> np.ndarray:
-    """Samples at t0, by steps that are even in log G(t)."""
-    start_key, path_key = jax.random.split(key)
-    t1, clock = process.t1, Clock(process)
-    grid = clock.inverse(jnp.linspace(clock.log(t1), clock.log(t0), steps + 1))[1:].at[-1].set(t0)
-
-    def drift(z, tau):
-        t = t1 - tau
-        return process.g(t) ** 2 * score(z, t) - process.f(z, t)
-
-    backwards = Process(drift, lambda tau: process.g(t1 - tau), t1, structure="dense")
-    z0 = prior.sample(start_key, (n, 2))
-    run = jax.jit(jax.vmap(lambda z, k: simulate(backwards, z, t1 - grid, key=k, steps=1)[-1]))
-    chunks = [run(z, k) for z, k in zip(_split(z0, 4096), _split(jax.random.split(path_key, n), 4096), strict=True)]
-    return np.concatenate([np.asarray(c) for c in chunks])
-
-
-def _split(array, size: int) -> list:
-    return [array[i : i + size] for i in range(0, len(array), size)]
-
-
 def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     console = Console()
     steps, n, shown = (300, 2_000, 2_000) if quick else (12_000, 20_000, 40_000)
@@ -97,7 +76,10 @@ def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     table.add_row(*(f"{v:.4f} ± {e:.4f}" for v, e in zip(values, stderrs, strict=True)), f"{rate:.1f}")
     console.print(table)
 
-    samples = generate(process, model.score, prior, n=shown, t0=TIMES[0], steps=50 if quick else 150, key=sample_key)
+    samples = sample(
+        process, model.score, prior, shown, shape=(2,), t0=TIMES[0], steps=50 if quick else 200, key=sample_key
+    )
+    assert isinstance(samples, np.ndarray)
     axis = np.linspace(-3.0, 3.0, 61)
     centres = 0.5 * (axis[1:] + axis[:-1])
     lattice = jnp.asarray(np.stack(np.meshgrid(centres, centres, indexing="ij"), axis=-1))
