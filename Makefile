@@ -39,8 +39,9 @@ figures: $(STAMP)
 	cp runs/figures/demo/figures/demo.png docs/figures/demo.png
 	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
 	cp runs/figures/gradient-variance/figures/gradient-variance.png docs/figures/gradient-variance.png
+	cp runs/figures/lambda-sweep/figures/lambda-sweep.png docs/figures/lambda-sweep.png
 	mkdir -p docs/results
-	for name in demo gradient-variance; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
+	for name in demo gradient-variance lambda-sweep; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
 
 clean:
 	rm -rf "$(VENV)"

@@ -147,6 +147,78 @@ def test_fit_a_file_and_resume(autodsm, tmp_path):
     assert "process.drift" in changed.stderr
 
 
+def test_lambda_sweep(monkeypatch, tmp_path, capsys):
+    call(monkeypatch, "reproduce", "lambda-sweep", "--quick", "--out", tmp_path / "run")
+    gap = json.loads((tmp_path / "run" / "result.json").read_text())["numbers"]["gap"]
+    for name in ("ISM", "local-DSM, λ = 0.001", "pathwise", "tabulated"):
+        assert abs(gap[name]["value"]) < 4.5 * gap[name]["stderr"] + 0.01
+    assert gap["ISM"]["stderr"] < 0.05
+    assert (tmp_path / "run" / "figures" / "lambda-sweep.png").stat().st_size > 10_000
+
+
+GENERATIVE = """
+import jax, numpyro.distributions as dist, autodsm as ad
+prior = dist.Normal(0.0, 1.0)
+process = ad.vp(ad.LinearBeta(0.1, 10.0))
+def y0(key, n):
+    return 1.0 + 0.5 * jax.random.normal(key, (n, 2))
+"""
+
+
+def test_sample_and_evaluate_a_generative_model(autodsm, tmp_path):
+    """A Gaussian under VP: the likelihood of the data is known."""
+    (tmp_path / "own.py").write_text(GENERATIVE)
+    assert autodsm("fit", "own.py", "--steps", "400", "--width", "32", "--depth", "2").returncode == 0
+    run = tmp_path / "runs" / "own"
+    for name in ("samples", "samples-2"):
+        done = autodsm("sample", run, "--n", "3000", "--steps", "60")
+        assert done.returncode == 0, done.stderr
+        y = np.load(run / f"{name}.npz")["y"]
+        assert y.shape == (3000, 2)
+        assert np.all(np.abs(y.mean(0) - 1.0) < 0.05)
+        assert np.all(np.abs(y.std(0) - 0.5) < 0.05)
+    assert autodsm("sample", run, "--n", "100", "--method", "ode").returncode == 0
+    done = autodsm("evaluate", run, "--n", "1000")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((run / "result.json").read_text())["numbers"]
+    assert found["steps"] == 400
+    rows = found["evaluation"]["rows"]
+    want = -np.log(2 * np.pi * np.e * 0.25)
+    for name in ("log-likelihood, ISM bound", "log-likelihood, flow"):
+        assert abs(rows[name]["value"] - want) < 0.05 + 4.5 * rows[name]["error"]
+    assert rows["MMD², sde samples to data"]["value"] < 5 * rows["MMD², sde samples to data"]["error"]
+    assert (run / "figures" / "evaluation.png").exists()
+
+
+def test_sample_and_evaluate_a_physical_system(autodsm, tmp_path):
+    done = autodsm("train", "ornstein-uhlenbeck", "--steps", "300", "--width", "32", "--depth", "2")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "ornstein-uhlenbeck"
+    done = autodsm("sample", run, "--n", "500")
+    assert done.returncode == 0, done.stderr
+    saved = np.load(run / "samples.npz")
+    assert saved["y"].shape == (3, 500, 1)
+    assert np.all(np.abs(saved["y"].var(axis=1) - 1.0) < 4.5 * np.sqrt(2 / 500) + 0.05)  # stationary
+    assert autodsm("evaluate", run, "--n", "500").returncode == 0
+    rows = json.loads((run / "result.json").read_text())["numbers"]["evaluation"]["rows"]
+    assert rows["relative score error, t = 5"]["value"] < 0.05
+    assert abs(rows["entropy rate, total, t = 5"]["value"]) < 0.05  # in equilibrium
+    refused = autodsm("sample", run, "--method", "sde")
+    assert refused.returncode == 2
+    assert "has no prior" in refused.stderr
+
+
+def test_an_unfinished_run_is_not_used(autodsm, tmp_path):
+    (tmp_path / "half").mkdir()
+    config = {"command": {"problem": "swimmer", "options": {"steps": 5}}}
+    (tmp_path / "half" / "config.json").write_text(json.dumps(config))
+    for command in ("sample", "evaluate"):
+        done = autodsm(command, "half")
+        assert done.returncode == 2
+        assert "autodsm resume half" in done.stderr
+        assert "is not the folder of a run" in autodsm(command, "nowhere").stderr
+
+
 def test_dry_run_writes_nothing(autodsm, tmp_path):
     done = autodsm("train", "swimmer", "--objective", "local", "--lam", "0.05", *SMALL, "--dry-run")
     assert done.returncode == 0, done.stderr

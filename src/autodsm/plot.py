@@ -152,12 +152,16 @@ def over_time(
 def over_parameter(
     x: np.ndarray, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], *, xlabel: str, ylabel: str
 ) -> Figure:
-    """Values with standard errors over a parameter on a logarithmic scale, and a line at zero."""
+    """Values over a parameter on a logarithmic scale, with two standard errors, and a line at zero. Methods that do not
+    depend on the parameter are bands."""
     figure, (axis,) = panels(1, width=4.6, height=3.2)
     axis.axhline(0.0, color="k", lw=0.8)
     for j, (name, (value, stderr)) in enumerate(curves.items()):
-        marker = "o" if j == 0 else None
-        axis.errorbar(x, value, 2 * stderr, marker=marker, ms=3, lw=1.3, capsize=2, color=f"C{j}", label=name)
+        if np.ptp(value) == 0.0 and len(x) > 1:
+            axis.plot(x, value, color=f"C{j}", lw=1.2, label=name)
+            axis.fill_between(x, value - 2 * stderr, value + 2 * stderr, color=f"C{j}", alpha=0.15)
+        else:
+            axis.errorbar(x, value, 2 * stderr, marker="o", ms=3, lw=1.3, capsize=2, color=f"C{j}", label=name)
     axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
     axis.legend()
     return figure
