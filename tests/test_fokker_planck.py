@@ -71,3 +71,18 @@ def test_bad_arguments():
     ]:
         with pytest.raises(ValueError, match=text):
             solve_1d(process, lambda x: normal(x, 0, 1), **{"times": [1.0], "x_range": (-3.0, 3.0), **options})
+
+
+def test_entropy_and_current_of_a_gaussian(x64):
+    """OU from N(1, 0.25): S = ½ log 2πe σ², J = v q with v = m' + ½ (log σ²)' (x − m)."""
+    process = ad.systems.ornstein_uhlenbeck(rate=1.3, noise=0.8, t1=2.0).process
+    times = np.array([0.3, 1.0])
+    grid = solve_1d(process, lambda x: np.exp(-2 * (x - 1) ** 2), times, x_range=(-4.0, 5.0), cells=2000)
+    limit = 0.64 / 2.6
+    mean, var = np.exp(-1.3 * times), limit + (0.25 - limit) * np.exp(-2.6 * times)
+    np.testing.assert_allclose(grid.entropy(), 0.5 * np.log(2 * np.pi * np.e * var), atol=1e-4)
+    off = grid.x - mean[:, None]
+    q = np.exp(-(off**2) / (2 * var[:, None])) / np.sqrt(2 * np.pi * var[:, None])
+    growth = -2.6 * (var - limit) / var
+    velocity = -1.3 * mean[:, None] + 0.5 * growth[:, None] * off
+    np.testing.assert_allclose(grid.current(process), velocity * q, atol=1e-3)

@@ -182,3 +182,10 @@ def test_bad_input():
         ad.log_likelihood(process, score, PRIOR, jnp.zeros(2), t0=2.0)
     with pytest.raises(ValueError, match="score returned shape"):
         ad.elbo(process, lambda y, t: y[:1], PRIOR, jnp.zeros(2), key=KEY)
+
+
+@pytest.mark.parametrize("kind", ["ism", "local-dsm", "pathwise"])
+def test_a_time_at_the_very_start(monkeypatch, kind):
+    """A draw may fall on δ itself, where a kernel from δ has no width."""
+    monkeypatch.setattr("autodsm.likelihood.jax.random.uniform", lambda *a, **k: jnp.zeros(()))
+    assert np.isfinite(ad.elbo(ad.vp(), lambda y, t: -y, PRIOR, jnp.ones(2), key=KEY, kind=kind, draws=4))

@@ -41,6 +41,21 @@ class GridDensity(NamedTuple):
         """`∂ log q/∂x`, (times, cells)."""
         return np.gradient(np.log(np.maximum(self.q, np.finfo(float).tiny)), self.x, axis=1)
 
+    def entropy(self) -> np.ndarray:
+        """`−∫ q log q`, (times,)."""
+        q = np.maximum(self.q, np.finfo(float).tiny)
+        return -np.sum(self.q * np.log(q), axis=1) * (self.x[1] - self.x[0])
+
+    def current(self, process: Process) -> np.ndarray:
+        """`J = f q − D ∂q/∂x` at the centres, (times, cells)."""
+        drift = jax.jit(jax.vmap(process.f, in_axes=(0, None)))
+        centres = jax.numpy.asarray(self.x[:, None])
+        rows = []
+        for t, q in zip(self.times, self.q, strict=True):
+            D = 0.5 * float(np.asarray(process.structure_for((1,)).noise_cov(process.g(t))).reshape(()))
+            rows.append(np.asarray(drift(centres, t), float)[:, 0] * q - D * np.gradient(q, self.x))
+        return np.stack(rows)
+
 
 _GAMMA = 1.0 - 1.0 / np.sqrt(2.0)
 

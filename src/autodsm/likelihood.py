@@ -125,7 +125,7 @@ class ELBO(eqx.Module):
         start_key, u_key, path_key, value_key = jax.random.split(key, 4)
         y, gap = self._start(score, x, start_key) if self.decoder else (x, jnp.zeros((), x.dtype))
         u = (jnp.arange(self.draws, dtype=x.dtype) + jax.random.uniform(u_key, (), x.dtype)) / self.draws
-        t = jnp.sort(self.law.at(u))
+        t = jnp.maximum(jnp.sort(self.law.at(u)), self.law.t0 + 1e-6 * self.process.t1)  # kernels need some time
         along = self._with_target if self.target is not None else self._on_path
         values, end = along(score, y, t, path_key, value_key)
         return gap + jnp.sum(self.prior.log_prob(end)) - jnp.mean(values / self.law.density(t).astype(x.dtype))

@@ -22,7 +22,7 @@ from .clock import TimeLaw
 from .errors import check_count, check_name
 from .network import state_shape
 from .noise import apply_Q
-from .probability_flow import check_score, flow_with_density, lost
+from .probability_flow import DIVERGENCES, check_score, flow_with_density, lost
 from .process import Process
 from .simulate import SOLVERS, simulate
 
@@ -52,6 +52,7 @@ def sample(
     t0: float | None = None,
     times=None,
     log_density: bool = False,
+    divergence: str = "exact",
     chunk: int | None = None,
     progress: bool = False,
 ) -> np.ndarray | Samples:
@@ -69,11 +70,12 @@ def sample(
     - `corrector`: Langevin steps after each step of "sde".
     - `t0`: where to stop, by default `t1/1000`, where training starts.
     - `times`: decreasing; the states at all of them are returned, (len(times), n, *shape).
-    - `log_density`: return `Samples` with log-densities as well; for "ode".
+    - `log_density`: return `Samples` with log-densities as well; for "ode". `divergence`: "exact" or "hutchinson".
     - `chunk`: how many are made at once.
     """
     check_count("n", n)
     check_name("method", method, ("sde", "ode"))
+    check_name("divergence", divergence, DIVERGENCES)
     _check_options(method, steps, tol, corrector, log_density, times, prior)
     stops = _stops(process, t0, times)
     start_key, path_key = jax.random.split(key)
@@ -85,15 +87,16 @@ def sample(
     check_score(score, shape, starts.dtype)
     chunk = int(np.clip(_FLOATS // max(1, math.prod(shape)), 1, 8192)) if chunk is None else chunk
     check_count("chunk", chunk)
+    gained = divergence if log_density else None
     grid = np.concatenate([[process.t1], stops])
     if method == "sde" and tol is None:
         grid = _grid(process, stops, DEFAULT_STEPS if steps is None else steps)
-    return _in_chunks(process, score, prior, starts, path_key, method, grid, stops, tol, corrector, log_density,
+    return _in_chunks(process, score, prior, starts, path_key, method, grid, stops, tol, corrector, gained,
                       chunk=min(chunk, n), keep_times=times is not None, progress=progress)  # fmt: skip
 
 
 def _in_chunks(
-    process, score, prior, starts, key, method, grid, stops, tol, corrector, log_density, *, chunk, keep_times, progress
+    process, score, prior, starts, key, method, grid, stops, tol, corrector, gained, *, chunk, keep_times, progress
 ) -> np.ndarray | Samples:
     n = len(starts)
     keys = jax.random.split(key, n)
@@ -102,25 +105,25 @@ def _in_chunks(
     for i in track(where, description="sampling", disable=not progress):
         taken = np.minimum(np.arange(i, i + chunk), n - 1)  # the last chunk is filled up: one compilation serves all
         y, gain = _run(process, score, starts[taken], keys[taken], method, jnp.asarray(grid, starts.dtype),
-                       jnp.asarray(stops, starts.dtype), tol, corrector, log_density)  # fmt: skip
+                       jnp.asarray(stops, starts.dtype), tol, corrector, gained)  # fmt: skip
         y, count = np.asarray(y), min(chunk, n - i)
         bad = ~np.all(np.isfinite(y.reshape(len(y), -1)), axis=1)
         if bad.any():
             raise lost(process, score, starts[taken][np.flatnonzero(bad)[:256]], grid)
         pieces.append(y[:count])
-        if log_density:
+        if gained is not None:
             logs.append(np.asarray(log_prior(prior, starts[taken]) + gain)[:count])
     y = np.concatenate(pieces)
     y = np.moveaxis(y, 1, 0) if keep_times else y[:, -1]
-    return Samples(y, np.concatenate(logs)) if log_density else y
+    return Samples(y, np.concatenate(logs)) if logs else y
 
 
 @eqx.filter_jit
-def _run(process, score, starts, keys, method, grid, stops, tol, corrector, log_density) -> tuple[Array, Array]:
+def _run(process, score, starts, keys, method, grid, stops, tol, corrector, gained) -> tuple[Array, Array]:
     """States at `stops`, (chunk, stops, *shape), and the gain of log-density up to the last."""
     if method == "ode":
-        tol, divergence = 1e-5 if tol is None else tol, "exact" if log_density else None
-        found = jax.vmap(lambda y: flow_with_density(process, score, y, grid, tol=tol, divergence=divergence))(starts)
+        given: dict = dict(tol=1e-5 if tol is None else tol, divergence=gained)
+        found = jax.vmap(lambda y, k: flow_with_density(process, score, y, grid, key=k, **given))(starts, keys)
         return found.y[:, 1:], found.gain[:, -1]
     if tol is not None:
         backwards = reverse(process, score)

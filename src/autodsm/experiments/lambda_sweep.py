@@ -24,12 +24,12 @@ from ..run import RunFolder
 from ..simulate import simulate
 
 DELTA = 0.01
-LAMBDAS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+LAMBDAS = (0.001, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     console = Console()
-    n, draws, lambdas = (2_000, 64, (0.001, 0.05, 0.5)) if quick else (40_000, 128, LAMBDAS)
+    n, draws, lambdas = (2_000, 64, (0.001, 2.0)) if quick else (40_000, 128, LAMBDAS)
     prior = dist.Logistic(0.0, 1.0)
     process = langevin(prior, LinearBeta(0.1, 10.0))
     exact = exact_checkerboard(process, np.geomspace(DELTA, 1.0, 60 if quick else 200), cells=2000 if quick else 4000)
