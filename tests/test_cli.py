@@ -1,13 +1,17 @@
 """The command line and the experiments behind it."""
 
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from autodsm import cli
+import autodsm as ad
+from autodsm import cli, using
 from autodsm.experiments import EXPERIMENTS
+from autodsm.problems import Problem
 
 
 def call(monkeypatch, *arguments):
@@ -182,12 +186,14 @@ def test_sample_and_evaluate_a_generative_model(autodsm, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((run / "result.json").read_text())["numbers"]
     assert found["steps"] == 400
-    rows = found["evaluation"]["rows"]
+    rows = found["evaluation"]["n=1000, seed=0"]
     want = -np.log(2 * np.pi * np.e * 0.25)
-    for name in ("log-likelihood, ISM bound", "log-likelihood, flow"):
+    for name in ("log-likelihood, ISM bound", "log-likelihood, local-DSM bound", "log-likelihood, flow"):
         assert abs(rows[name]["value"] - want) < 0.05 + 4.5 * rows[name]["error"]
     assert rows["MMD², sde samples to data"]["value"] < 5 * rows["MMD², sde samples to data"]["error"]
     assert (run / "figures" / "evaluation.png").exists()
+    assert autodsm("resume", run).returncode == 0  # finished; what was measured stays
+    assert json.loads((run / "result.json").read_text())["numbers"]["evaluation"] == found["evaluation"]
 
 
 def test_sample_and_evaluate_a_physical_system(autodsm, tmp_path):
@@ -200,12 +206,23 @@ def test_sample_and_evaluate_a_physical_system(autodsm, tmp_path):
     assert saved["y"].shape == (3, 500, 1)
     assert np.all(np.abs(saved["y"].var(axis=1) - 1.0) < 4.5 * np.sqrt(2 / 500) + 0.05)  # stationary
     assert autodsm("evaluate", run, "--n", "500").returncode == 0
-    rows = json.loads((run / "result.json").read_text())["numbers"]["evaluation"]["rows"]
+    rows = json.loads((run / "result.json").read_text())["numbers"]["evaluation"]["n=500, seed=0"]
     assert rows["relative score error, t = 5"]["value"] < 0.05
     assert abs(rows["entropy rate, total, t = 5"]["value"]) < 0.05  # in equilibrium
     refused = autodsm("sample", run, "--method", "sde")
     assert refused.returncode == 2
     assert "has no prior" in refused.stderr
+
+
+def test_states_are_carried_with_the_right_law(monkeypatch):
+    """From a point, with the exact score: the flow starts where the simulated states are, not at t = 0."""
+    system = ad.systems.ornstein_uhlenbeck(1, std0=0.01, t1=2.0)
+    exact = ad.reference.gaussian_marginals(system.process, [0.0], [[1e-4]])
+    run = using.Run(None, {}, None, Problem(*system[:2]), SimpleNamespace(score=exact.score), (1,))
+    y = using.carry(run, 4000, np.array([0.2, 2.0]), key=jax.random.key(0))
+    for values, t in zip(y[..., 0], (0.2, 2.0), strict=True):
+        want = float(exact.moments(t)[1][0, 0])
+        assert abs(values.var() / want - 1.0) < 4.5 * np.sqrt(2 / 4000)
 
 
 def test_an_unfinished_run_is_not_used(autodsm, tmp_path):

@@ -194,7 +194,7 @@ def test_shape_from_the_network():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(prior=dist.Normal(jnp.zeros(3), 1.0)), r"score returned|shape"),
+        (dict(prior=dist.Normal(jnp.zeros(3), 1.0)), r"score returned shape \(2,\) for a state of shape \(3,\)"),
         (dict(prior=dist.Normal(jnp.zeros(3), 1.0), shape=(2,)), r"prior has shape \(3,\), a state has shape \(2,\)"),
         (dict(shape=None), "give shape"),
         (dict(score=lambda y, t: y[:1]), r"score returned shape \(1,\) for a state of shape \(2,\)"),
@@ -225,6 +225,8 @@ def test_a_score_that_is_not_finite_says_where(options):
         ad.sample(ad.vp(), score, dist.Normal(0.0, 1.0), 8, shape=(2,), key=KEY, **options)
     with pytest.raises(FloatingPointError, match=r"not finite at t=0\.4"):
         ad.flow(ad.vp(), score, jnp.ones(2), [1.0, 0.01])
+    with pytest.raises(FloatingPointError, match=r"not finite at t=0, for 1 of 1"):  # singular at the end
+        ad.flow(ad.vp(), lambda y, t: -y / t, jnp.ones(2), [1.0, 0.0])
 
 
 def test_flow_refuses():

@@ -187,7 +187,7 @@ def main() -> None:
             evaluate_run(open_finished(command.run), console, n=command.n, seed=command.seed)
         else:
             start(command, console)
-    except (ValueError, FileExistsError, FloatingPointError) as error:
+    except (ValueError, TypeError, FileExistsError, FloatingPointError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt as stop:

@@ -20,6 +20,8 @@ _EARLIEST = 1e-8  # of t1; before it G is continued as a power of t
 _POINTS = 1024
 
 TIME_LAWS = ("mixed", "uniform")
+EARLIEST = 1e-3
+"""Where training, and so the use of a trained score, starts unless told otherwise: a share of t1."""
 
 
 class Clock(eqx.Module):
@@ -78,7 +80,7 @@ class TimeLaw(eqx.Module):
 
     def __init__(self, process: Process, kind: str = "mixed", t0: float | None = None):
         check_name("times", kind, TIME_LAWS)
-        t0 = 1e-3 * process.t1 if t0 is None else t0
+        t0 = EARLIEST * process.t1 if t0 is None else t0
         if not (is_concrete(t0) and 0 < t0 < process.t1):
             raise ValueError(f"t0={t0} must lie inside (0, t1) = (0, {process.t1}): training times start there.")
         self.clock = Clock(process)

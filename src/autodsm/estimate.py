@@ -10,6 +10,8 @@ import numpy as np
 from ._types import PRNGKey
 from .errors import check_count
 
+_NUMBERS = 1 << 22  # in a chunk
+
 
 class Estimate(NamedTuple):
     """A mean over samples, and its standard error."""
@@ -27,6 +29,11 @@ def estimate(values) -> Estimate:
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(f"values has shape {values.shape}; an estimate needs one number for each of several samples.")
     return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
+
+
+def chunk_for(numbers: int) -> int:
+    """How many samples to treat at once when each needs that many numbers."""
+    return int(np.clip(_NUMBERS // max(1, numbers), 1, 4096))
 
 
 def over_samples(function: Callable, ys, *, key: PRNGKey | None = None, chunk: int = 4096):

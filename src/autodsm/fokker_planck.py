@@ -5,7 +5,7 @@
 Finite volumes with exponentially fitted (Scharfetter–Gummel) fluxes: on the face between cells i and i+1,
 `J = D/Δx [B(−p) q_i − B(p) q_{i+1}]`, `B(z) = z/(eᶻ−1)`, `p = f Δx/D`, which is exact for constant f and D and of
 second order otherwise. No flux leaves the grid, so mass is conserved to rounding. Time is advanced by Alexander's
-two-stage, second-order, L-stable implicit Runge–Kutta rule.
+two-stage, second-order, L-stable implicit Runge–Kutta rule; what undershoots zero is clipped, and the mass restored.
 
 `transition_1d` solves for the kernel `q(y_t|y_0)` of many starts at once, each in the frame `ξ = (y − M)/S` that moves
 with its own mean and deviation, where
@@ -104,7 +104,7 @@ def solve_1d(
         h = (end - start) / steps
         for i in range(steps if end > start else 0):
             t = start + i * h
-            q = _advance(q, h, generator(t + _GAMMA * h), generator(t + h))
+            q = _positive(_advance(q, h, generator(t + _GAMMA * h), generator(t + h))[None], q[None])[0]
         saved.append(q)
         start = end
     return GridDensity(x, times, np.stack(saved))
@@ -211,6 +211,15 @@ def _advance(q: np.ndarray, h: float, early: np.ndarray, late: np.ndarray) -> np
     k1 = _solve(early, _GAMMA * h, _apply(early, q))
     k2 = _solve(late, _GAMMA * h, _apply(late, q + (1 - _GAMMA) * h * k1))
     return q + h * ((1 - _GAMMA) * k1 + _GAMMA * k2)
+
+
+def _positive(new: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """`new` without what fell below zero, its lines scaled to the mass that they had in `q`."""
+    if new.min() >= 0:
+        return new
+    kept = np.maximum(new, 0.0)
+    bad, total = new.min(axis=1, keepdims=True) < 0, kept.sum(axis=1, keepdims=True)
+    return np.where(bad & (total > 0), kept * (q.sum(axis=1, keepdims=True) / np.where(total > 0, total, 1.0)), kept)
 
 
 def _apply(bands: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from jaxtyping import Array
 from scipy.special import xlogy
 
 from .errors import check_count
-from .fokker_planck import _GAMMA, _advance, _generator
+from .fokker_planck import _GAMMA, _advance, _generator, _positive
 from .process import Process
 from .structure import noise_kind
 
@@ -250,15 +250,6 @@ def _remap(q: np.ndarray, cell: np.ndarray, place: np.ndarray) -> np.ndarray:
         whole = np.take_along_axis(q, np.minimum(first + k, q.shape[1] - 1), axis=1)
         new += np.where(first + k < last, whole, 0.0)
     return new
-
-
-def _positive(new: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """`new` without what fell below zero, its lines scaled to the mass that they had in `q`."""
-    if new.min() >= 0:
-        return new
-    kept = np.maximum(new, 0.0)
-    bad, total = new.min(axis=1, keepdims=True) < 0, kept.sum(axis=1, keepdims=True)
-    return np.where(bad & (total > 0), kept * (q.sum(axis=1, keepdims=True) / np.where(total > 0, total, 1.0)), kept)
 
 
 def _diffusivity(process: Process, t: float) -> np.ndarray:

@@ -30,13 +30,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._types import PRNGKey, State, StateLike
-from .clock import TimeLaw
+from .clock import EARLIEST, TimeLaw
 from .errors import as_floating, check_count, check_name
-from .estimate import Estimate, estimate, over_samples
+from .estimate import Estimate, chunk_for, estimate, over_samples
 from .kernel import transition
 from .linalg import inverse_and_log_det
 from .noise import apply_Q, divergence, inner
-from .probability_flow import check_score, flow_with_density, trace_directions
+from .probability_flow import DIVERGENCES, check_score, flow_with_density, trace_directions
 from .process import Process
 from .sample import prior_shape
 from .schedule import ScheduledPairs
@@ -58,10 +58,10 @@ class ELBO(eqx.Module):
 
     - `prior`: the law at t1, with `log_prob(y)`; of a number, it is taken for every coordinate.
     - `kind`: "ism", "local-dsm", "pathwise" (invertible noise) or "tabulated" (elementwise drifts).
-    - `lam`: λ of "local-dsm".
+    - `lam`: λ of "local-dsm" (0.001).
     - `t0`: δ, by default `t1/1000`.
     - `draws`: times at which the integrand is evaluated, on one path.
-    - `divergence`: of the score in "ism", "exact" or "hutchinson".
+    - `divergence`: of the score in "ism", "exact" (default) or "hutchinson" with that many `probes`.
     - `forgetting`: of "pathwise"; see `targets.Pathwise`.
     - `y_range`: of "tabulated": where y_δ lies.
     - `decoder`: False leaves the part from y_δ to the data out: the bound is of log p(y_δ) at the example itself.
@@ -86,13 +86,13 @@ class ELBO(eqx.Module):
         prior,
         *,
         kind: str = "ism",
-        lam: float = 1e-3,
+        lam: float | None = None,
         t0: float | None = None,
         draws: int = 64,
         steps: int = 256,
-        divergence: str = "exact",
-        probes: int = 1,
-        forgetting: float = 0.0,
+        divergence: str | None = None,
+        probes: int | None = None,
+        forgetting: float | None = None,
         y_range: tuple[float, float] | None = None,
         shape: tuple[int, ...] | None = None,
         decoder: bool = True,
@@ -100,17 +100,20 @@ class ELBO(eqx.Module):
         check_name("kind", kind, KINDS)
         check_count("draws", draws)
         check_count("steps", steps)
+        _check_used(kind, lam=lam, divergence=divergence, probes=probes, forgetting=forgetting, y_range=y_range)
+        check_name("divergence", divergence or "exact", DIVERGENCES)
+        check_count("probes", 1 if probes is None else probes)
         if not callable(getattr(prior, "log_prob", None)):
             raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
         self.process, self.prior, self.kind, self.draws = process, prior, kind, draws
-        self.divergence, self.probes, self.decoder = divergence, probes, decoder
+        self.divergence, self.probes, self.decoder = divergence or "exact", probes or 1, decoder
         self.substeps = -(-steps // draws)
         self.law = TimeLaw(process, "mixed", t0)
-        self.schedule = ScheduledPairs(process, lam) if kind == "local-dsm" else None
+        self.schedule = ScheduledPairs(process, 1e-3 if lam is None else lam) if kind == "local-dsm" else None
         self.target = None
         if kind == "pathwise":
             later = self._later()
-            self.target = Pathwise(later, Paths(later, steps), forgetting=forgetting)
+            self.target = Pathwise(later, Paths(later, steps), forgetting=forgetting or 0.0)
         elif kind == "tabulated":
             if y_range is None or shape is None:
                 raise ValueError('kind="tabulated" needs y_range=(low, high), where y_δ lies, and shape of a state.')
@@ -181,9 +184,17 @@ class ELBO(eqx.Module):
         drift, noise = lambda y, t: process.drift(y, t + delta), lambda t: process.g(t + delta)
         return Process(drift, noise, process.t1 - delta, structure=process.structure)
 
-    def average(self, score: Callable, xs, *, key: PRNGKey, chunk: int = 1024) -> Estimate:
+    def average(self, score: Callable, xs, *, key: PRNGKey, chunk: int | None = None) -> Estimate:
         """The mean over examples, (n, *shape), with its standard error."""
-        return estimate(over_samples(lambda x, k: self(score, x, key=k), xs, key=key, chunk=chunk))
+        size = int(np.prod(np.shape(xs)[1:]))
+        every = size if self.kind == "ism" and self.divergence == "exact" else 1  # derivatives of each score
+        chunk = chunk_for(size * self.draws * every) if chunk is None else chunk
+        values = over_samples(lambda x, k: self(score, x, key=k), xs, key=key, chunk=chunk)
+        if bad := int(np.sum(~np.isfinite(values))):
+            raise FloatingPointError(
+                f"the bound is not finite for {bad} of {len(values)} examples: is the score, on [t0, t1]?"
+            )
+        return estimate(values)
 
     def _implicit(self, score, y: State, t, key) -> Array:
         along = trace_directions(self.divergence, self.probes, key, y)
@@ -251,13 +262,22 @@ def log_likelihood(
     x = as_floating(x)
     if (own := prior_shape(prior)) is not None and own != x.shape:
         raise ValueError(f"prior has shape {own}, the state has shape {x.shape}. Give ONE state; use jax.vmap.")
-    t0 = 1e-3 * process.t1 if t0 is None else t0
+    t0 = EARLIEST * process.t1 if t0 is None else t0
     if not 0 <= t0 < process.t1:
         raise ValueError(f"t0={t0} must lie in [0, t1) = [0, {process.t1}).")
     found = flow_with_density(
         process, score, x, [t0, process.t1], tol=tol, divergence=divergence, probes=probes, key=key
     )
     return jnp.sum(prior.log_prob(found.y[-1])) - found.gain[-1]
+
+
+_USED = {"ism": {"divergence", "probes"}, "local-dsm": {"lam"}, "pathwise": {"forgetting"}, "tabulated": {"y_range"}}
+
+
+def _check_used(kind: str, **options) -> None:
+    for name, value in options.items():
+        if value is not None and name not in _USED[kind]:
+            raise ValueError(f"{name}={value} has no meaning for kind={kind!r}.")
 
 
 class BitsPerDim(NamedTuple):

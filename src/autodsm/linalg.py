@@ -18,6 +18,8 @@ def inverse_and_log_det(
 ) -> tuple[Float[Array, "*sites n n"], Float[Array, "*sites"]]:
     """By elimination without pivots, for matrices that need none: near the identity, or positive definite."""
     n = matrix.shape[-1]
+    if n > MAX_UNROLLED:
+        return jnp.linalg.inv(matrix), jnp.linalg.slogdet(matrix)[1]
     rows = jnp.concatenate([matrix, jnp.broadcast_to(jnp.eye(n, dtype=matrix.dtype), matrix.shape)], axis=-1)
     log_det = jnp.zeros(matrix.shape[:-2], matrix.dtype)
     for k in range(n):

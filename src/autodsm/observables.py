@@ -23,7 +23,7 @@ from ._types import PRNGKey, State
 from .errors import as_floating, check_name
 from .estimate import Estimate, estimate, over_samples
 from .linalg import inverse_and_log_det
-from .probability_flow import DIVERGENCES, check_score, flow_with_density, trace_directions, velocity
+from .probability_flow import DIVERGENCES, check_score, flow_with_density, lost, trace_directions, velocity
 from .process import Process, check_invertible
 from .structure import expand_noise, noise_kind
 
@@ -86,6 +86,8 @@ def log_density(
         return flow_with_density(process, score, y, times, tol=tol, divergence=divergence, probes=probes, key=key)
 
     found = over_samples(carry, ys, key=key if divergence == "hutchinson" else None, chunk=chunk)
+    if not np.all(np.isfinite(found.gain)):
+        raise lost(process, score, ys[:256], np.asarray(times, float))
     return Density(np.moveaxis(found.y, 1, 0), start + found.gain.T)
 
 
@@ -115,7 +117,7 @@ def entropy_rate(
     check_name("form", form, ("divergence", "score"))
     at = jnp.asarray(t, ys.dtype)
     if form == "score":
-        check_invertible(process, ys.shape[1:], what='form="score"', remedy='Use form="divergence".')
+        check_invertible(process, ys.shape[1:], what='form="score"', remedy='Use form="divergence".', at=t)
         found = over_samples(lambda y: -jnp.sum(velocity(process, score, y, at) * score(y, at)), ys, chunk=chunk)
         return estimate(found)
 
@@ -141,7 +143,11 @@ def entropy_production(process: Process, score: Callable, ys, t: float, *, chunk
     ys = _check(process, score, ys, t)
     shape, at = ys.shape[1:], jnp.asarray(t, ys.dtype)
     check_invertible(
-        process, shape, what="entropy production", remedy="The rate of the system alone exists: use entropy_rate."
+        process,
+        shape,
+        what="entropy production",
+        remedy="The rate of the system alone exists: use entropy_rate.",
+        at=t,
     )
 
     def rates(y):
@@ -160,8 +166,12 @@ def average(function: Callable[[State], Array], ys, *, chunk: int = 4096) -> Est
 def free_energy(energy: Callable[[State], Array], temperature: float, ys, log_densities) -> Estimate:
     """`F = E[U + T log q]` from samples and log-densities there. In equilibrium, `q ∝ e^{−U/T}`, it is `−T log Z` with
     no variance."""
-    values = over_samples(energy, as_floating(ys))
-    return estimate(values + temperature * np.asarray(log_densities, np.float64))
+    values, log_q = over_samples(energy, as_floating(ys)), np.asarray(log_densities, np.float64)
+    if log_q.shape != values.shape:
+        raise ValueError(
+            f"log_densities has shape {log_q.shape}; give one number for each of the {len(values)} samples."
+        )
+    return estimate(values + temperature * log_q)
 
 
 def _check(process: Process, score: Callable, ys, t: float) -> Array:
@@ -171,9 +181,9 @@ def _check(process: Process, score: Callable, ys, t: float) -> Array:
     if not 0 <= t <= process.t1 * (1 + 1e-6):
         raise ValueError(f"t={t} is outside the span of the process, [0, {process.t1}].")
     check_score(score, ys.shape[1:], ys.dtype)
-    values = jax.jit(jax.vmap(lambda y: score(y, jnp.asarray(t, ys.dtype))))(ys[:4096])
-    if bad := int(jnp.sum(~jnp.all(jnp.isfinite(values.reshape(len(values), -1)), axis=1))):
-        raise FloatingPointError(f"the score is not finite at t={t:g}, for {bad} of {len(values)} samples.")
+    finite = over_samples(lambda y: jnp.all(jnp.isfinite(score(y, jnp.asarray(t, y.dtype)))), ys)
+    if bad := int(np.sum(~finite)):
+        raise FloatingPointError(f"the score is not finite at t={t:g}, for {bad} of {len(ys)} samples.")
     return ys
 
 

@@ -124,7 +124,7 @@ def lost(process: Process, score: Callable, ys: Array, times: np.ndarray) -> Flo
     ys = jnp.asarray(ys)
     batched = jax.jit(jax.vmap(lambda y, t: (score(y, t), velocity(process, score, y, t)), in_axes=(0, None)))
     previous = float(times[0])
-    for t in map(float, grid):
+    for t in (*map(float, grid), float(times[-1])):  # the last one twice: the score is looked at before each step
         if not bool(jnp.all(jnp.isfinite(ys))):
             break
         found, speed = batched(ys, jnp.asarray(previous, ys.dtype))
@@ -135,8 +135,8 @@ def lost(process: Process, score: Callable, ys: Array, times: np.ndarray) -> Flo
             )
         ys, previous = ys + (t - previous) * speed, t
     return FloatingPointError(
-        f"paths left the finite numbers near t={previous:g}, though the score is finite where they start. The drift "
-        "may be too steep there: take more steps, a smaller tol, or a shorter span of times."
+        f"paths from t={times[0]:g} to t={times[-1]:g} left the finite numbers, though the score is finite along the "
+        "flow. The drift or the score may be too steep: take more steps, a smaller tol, or a shorter span of times."
     )
 
 

@@ -21,7 +21,6 @@ from .structure import (
     MAX_DENSE,
     STRUCTURES,
     AbstractStructure,
-    Elementwise,
     depends_on_time,
     expand_noise,
     infer,
@@ -182,22 +181,25 @@ class Process(eqx.Module):
             return {}
 
 
-def check_invertible(process: Process, shape: tuple[int, ...], *, what: str, remedy: str) -> None:
+def check_invertible(
+    process: Process, shape: tuple[int, ...], *, what: str, remedy: str, at: float | None = None
+) -> None:
     """Refuse a process whose `g gᵀ` has no inverse, for something that divides by it."""
-    structure = process.structure_for(shape)
+    for t in (0.5 * process.t1, process.t1) if at is None else (at,):
+        if not is_invertible(process, shape, t):
+            raise ValueError(
+                f"{what} divides by the noise, and g gᵀ is singular at t={t}: some coordinates have no noise of their "
+                f"own. {remedy}"
+            )
+
+
+def is_invertible(process: Process, shape: tuple[int, ...], t: float) -> bool:
+    """True when every coordinate has noise of its own at t, so that `g gᵀ` has an inverse."""
     with jax.ensure_compile_time_eval():
-        for t in (0.5 * process.t1, process.t1):
-            Q = np.asarray(structure.noise_cov(process.g(t)), float)
-            singular = np.any(Q <= 0) if isinstance(structure, Elementwise) else _rank_deficient(Q)
-            if singular:
-                raise ValueError(
-                    f"{what} divides by the noise, and g gᵀ is singular at t={t}: some coordinates have no noise of "
-                    f"their own. {remedy}"
-                )
-
-
-def _rank_deficient(matrices: np.ndarray) -> bool:
-    return bool(np.any(np.linalg.matrix_rank(matrices) < matrices.shape[-1]))
+        g = np.asarray(process.g(t), float)
+    if noise_kind(g.shape, shape) == "matrix":
+        return bool(np.linalg.matrix_rank(g) == g.shape[0])
+    return bool(np.all(g != 0))
 
 
 def _accepts(fun: Callable, n: int) -> bool:

@@ -18,8 +18,9 @@ from jaxtyping import Array
 from rich.progress import track
 
 from ._types import PRNGKey, State
-from .clock import TimeLaw
+from .clock import EARLIEST, TimeLaw
 from .errors import check_count, check_name
+from .estimate import chunk_for
 from .network import state_shape
 from .noise import apply_Q
 from .probability_flow import DIVERGENCES, check_score, flow_with_density, lost
@@ -27,7 +28,6 @@ from .process import Process
 from .simulate import SOLVERS, simulate
 
 DEFAULT_STEPS = 250
-_FLOATS = 1 << 20  # numbers in the states of one chunk
 
 
 class Samples(NamedTuple):
@@ -79,13 +79,15 @@ def sample(
     _check_options(method, steps, tol, corrector, log_density, times, prior)
     stops = _stops(process, t0, times)
     start_key, path_key = jax.random.split(key)
+    shape = None if shape is None else tuple(shape)
     if shape is None and (shape := prior_shape(prior)) is None:
         shape = state_shape(score)
     starts = draw_prior(prior, n, shape, key=start_key)
     shape = starts.shape[1:]
     process.check(starts[0], process.t1)
     check_score(score, shape, starts.dtype)
-    chunk = int(np.clip(_FLOATS // max(1, math.prod(shape)), 1, 8192)) if chunk is None else chunk
+    numbers = math.prod(shape) * (len(stops) + (math.prod(shape) if log_density and divergence == "exact" else 0))
+    chunk = chunk_for(numbers) if chunk is None else chunk
     check_count("chunk", chunk)
     gained = divergence if log_density else None
     grid = np.concatenate([[process.t1], stops])
@@ -179,7 +181,7 @@ def _Q_score(process: Process, score, y: State, t) -> State:
 def _grid(process: Process, stops: np.ndarray, steps: int) -> np.ndarray:
     """Times from t1 down to the last of the stops, through all of them."""
     law = TimeLaw(process, "mixed", float(stops[-1]))
-    halves = np.linspace(0.0, 0.5, steps // 2 + 1)[:-1], np.linspace(0.5, 1.0, steps - steps // 2 + 1)[:-1]
+    halves = np.linspace(0.0, 0.5, steps // 2 + 1)[:-1], np.linspace(0.5, 1.0, steps - steps // 2 + 2)[1:-1]
     times = np.asarray(law.at(jnp.asarray(np.concatenate(halves))), float)
     between = [t for t in times if stops[-1] < t < process.t1 and np.min(np.abs(stops - t)) > 1e-6 * process.t1]
     return np.unique([process.t1, *stops, *between])[::-1]
@@ -187,7 +189,7 @@ def _grid(process: Process, stops: np.ndarray, steps: int) -> np.ndarray:
 
 def _stops(process: Process, t0: float | None, times) -> np.ndarray:
     if times is None:
-        t0 = 1e-3 * process.t1 if t0 is None else t0
+        t0 = EARLIEST * process.t1 if t0 is None else t0
         if not 0 < t0 < process.t1:
             raise ValueError(f"t0={t0} must lie inside (0, t1) = (0, {process.t1}): sampling stops there.")
         return np.array([t0], float)

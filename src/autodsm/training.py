@@ -5,6 +5,7 @@ A run folder holds `config.json` (everything resolved, and the command that made
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -144,7 +145,10 @@ def train_problem(source: dict, options: Options, out: Path, console: Console) -
     folder.save_figure("loss", plot.loss_curve(history))
     last = float(history[-max(1, len(history) // 10) :, 1].mean())
     rates = [row["steps_per_s"] for row in model.history]
-    numbers = {"loss": last, "steps": options.steps, "ms_per_step": 1e3 / float(np.median(rates))}
+    numbers: dict = {"loss": last, "steps": options.steps, "ms_per_step": 1e3 / float(np.median(rates))}
+    if (out / "result.json").is_file():  # a finished run, perhaps evaluated
+        before = json.loads((out / "result.json").read_text())["numbers"]
+        numbers |= {"evaluation": before["evaluation"]} if "evaluation" in before else {}
     folder.save_result(numbers, seed=options.seed)
     console.print(f"done: loss {last:.4g} (mean of the last tenth), written to {out}", soft_wrap=True)
     return model

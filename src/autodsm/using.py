@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from . import metrics, observables, plot
+from .clock import EARLIEST
 from .estimate import Estimate, estimate, over_samples
 from .fit import Model, fit
 from .likelihood import ELBO, log_likelihood
-from .probability_flow import flow
+from .probability_flow import flow, lost
 from .problems import Problem
-from .process import check_invertible
+from .process import is_invertible
 from .products import checkerboard as exact_checkerboard
 from .reference import HarmonicParticles, gaussian_marginals
 from .run import RunFolder, free_path
@@ -95,7 +96,7 @@ def sample_run(run: Run, console: Console, *, n: int, method: str, steps: int | 
             progress=True,
         )  # fmt: skip
         assert isinstance(y, np.ndarray)
-        arrays, points, at = {"y": y}, [y], [1e-3 * problem.process.t1]
+        arrays, points, at = {"y": y}, [y], [EARLIEST * problem.process.t1]
     path = free_path(run.path / "samples.npz")
     np.savez(path, allow_pickle=False, **arrays)
     console.print(f"{n} samples, written to {path}", soft_wrap=True)
@@ -106,12 +107,18 @@ def sample_run(run: Run, console: Console, *, n: int, method: str, steps: int | 
 
 
 def carry(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
-    """Initial states at each of the times, by the probability flow, (times, n, *shape)."""
-    y0 = initial_states(run.problem.y0, n, key=key)
-    start = 1e-3 * run.problem.process.t1  # where training starts
-    found = over_samples(
-        lambda y: flow(run.problem.process, run.model.score, y, jnp.asarray([start, *times], y.dtype)), y0
-    )
+    """States at each of the times, (times, n, *shape): simulated up to where training starts, then by the flow."""
+    start_key, path_key = jax.random.split(key)
+    y0 = initial_states(run.problem.y0, n, key=start_key)
+    process, score, start = run.problem.process, run.model.score, EARLIEST * run.problem.process.t1
+
+    def one(y, k):
+        y = simulate(process, y, jnp.asarray([start], y.dtype), key=k)[0]
+        return flow(process, score, y, jnp.asarray([start, *times], y.dtype))
+
+    found = over_samples(one, y0, key=path_key)
+    if not np.all(np.isfinite(found)):
+        raise lost(process, score, y0[:256], np.array([start, *times]))
     return np.moveaxis(found, 1, 0)[1:]
 
 
@@ -141,10 +148,12 @@ def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
     console.print(table)
     folder = RunFolder(run.path)
     if figure is not None:
-        console.print(f"Figure: {folder.save_figure('evaluation', figure)}", soft_wrap=True)
+        name = free_path(folder.path / "figures" / "evaluation.png").stem
+        console.print(f"Figure: {folder.save_figure(name, figure)}", soft_wrap=True)
     numbers = json.loads((run.path / "result.json").read_text())["numbers"]
     found = {name: {"value": value, "error": error, "remark": remark} for name, value, error, remark in rows}
-    folder.save_result({**numbers, "evaluation": {"n": n, "seed": seed, "rows": found}}, seed=run.options.seed)
+    kept = {**numbers.get("evaluation", {}), f"n={n}, seed={seed}": found}
+    folder.save_result({**numbers, "evaluation": kept}, seed=run.options.seed)
     return found
 
 
@@ -161,8 +170,10 @@ def _generative(run: Run, n: int, key):
         rows += _distances(y, data, keys[2], f"{method} samples to data")
         points[method] = [y]
     divergence = "exact" if d <= 64 else "hutchinson"
-    bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3], chunk=1024)
+    bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3])
     rows.append(_row("log-likelihood, ISM bound", bound, "nats"))
+    local = ELBO(process, prior, kind="local-dsm").average(score, data, key=keys[5])
+    rows.append(_row("log-likelihood, local-DSM bound", local, "nats, λ = 0.001"))
     few = data[: max(2, n // 4)]
 
     def exactly(x, k):
@@ -172,7 +183,7 @@ def _generative(run: Run, n: int, key):
     rows.append(_row("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
     flat = {name: _in_the_plane(ys) for name, ys in points.items()}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
-    return rows, plot.samples_over_time(shown, [1e-3 * process.t1]) if shown else None
+    return rows, plot.samples_over_time(shown, [EARLIEST * process.t1]) if shown else None
 
 
 def _physical(run: Run, n: int, key):
@@ -181,11 +192,8 @@ def _physical(run: Run, n: int, key):
     keys = jax.random.split(key, 4)
     carried = carry(run, n, times, key=keys[0])
     simulated = _simulated(run, n, times, key=keys[1])
-    try:
-        check_invertible(process, run.shape, what="entropy production", remedy="")
-        invertible = True
-    except ValueError:
-        invertible = False
+    invertible = all(is_invertible(process, run.shape, t) for t in times)
+    large = int(np.prod(run.shape)) > 64
     rows: list[Row] = []
     for i, t in enumerate(times):
         rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
@@ -193,7 +201,8 @@ def _physical(run: Run, n: int, key):
             rates = observables.entropy_production(process, score, simulated[i], t)
             rows += [_row(f"entropy rate, {name}, t = {t:g}", rate) for name, rate in rates._asdict().items()]
         else:
-            rate = observables.entropy_rate(process, score, simulated[i], t)
+            divergence = "hutchinson" if large else "exact"
+            rate = observables.entropy_rate(process, score, simulated[i], t, divergence=divergence, key=keys[3])
             rows.append(_row(f"entropy rate, system, t = {t:g}", rate, "no production: g gᵀ is singular"))
     flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
