@@ -40,9 +40,12 @@ def over_samples(function: Callable, ys, *, key: PRNGKey | None = None, chunk: i
     """`function(y)` at each of the samples, or `function(y, key)` with keys of their own; arrays, made in chunks."""
     check_count("chunk", chunk)
     run = jax.jit(jax.vmap(function))
-    rest = () if key is None else (jax.random.split(key, len(ys)),)
+    n = len(ys)
+    rest = () if key is None else (jax.random.split(key, n),)
+    chunk = max(1, min(chunk, n))
     pieces = []
-    for i in range(0, len(ys), chunk):
-        found = run(jnp.asarray(ys[i : i + chunk]), *(k[i : i + chunk] for k in rest))
+    for i in range(0, n, chunk):
+        taken = np.minimum(np.arange(i, i + chunk), n - 1)  # the last chunk is filled up: one compilation serves all
+        found = run(jnp.asarray(ys[taken]), *(k[taken] for k in rest))
         pieces.append(jax.tree.map(np.asarray, found))
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *pieces)

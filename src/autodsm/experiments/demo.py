@@ -16,7 +16,9 @@ from rich.table import Table
 
 from .. import plot
 from ..data import checkerboard
+from ..estimate import over_samples
 from ..fit import Model, fit
+from ..metrics import relative_score_error
 from ..priors import LinearBeta, langevin
 from ..process import Process
 from ..products import ProductMixture
@@ -41,20 +43,12 @@ def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key)
     paths = jax.jit(jax.vmap(lambda x, k: simulate(process, x, times, key=k, tol=1e-4)))
     states = paths(x, jax.random.split(path_key, n))
 
-    @jax.jit
-    def squares(y, t, index):
-        truth = jax.vmap(lambda y: exact.score(y, index))(y)
-        found = jax.vmap(lambda y: score(y, t))(y)
-        return jnp.sum((found - truth) ** 2, axis=1), jnp.sum(truth**2, axis=1)
-
-    values, stderrs = [], []
-    for index, t in enumerate(times):
-        wrong, size = (np.asarray(v, np.float64) for v in squares(states[:, index], t, index))
-        known = np.isfinite(size)  # beyond the reach of the grid; about none
-        ratio = wrong[known].mean() / size[known].mean()
-        values.append(ratio)
-        stderrs.append(np.std(wrong[known] - ratio * size[known]) / size[known].mean() / np.sqrt(known.sum()))
-    return np.array(values), np.array(stderrs)
+    found = []
+    for index, t in enumerate(np.asarray(exact.times, float)):
+        truth = over_samples(lambda y, index=index: exact.score(y, index), states[:, index])
+        y = states[np.all(np.isfinite(truth), axis=1), index]  # about all: the others are beyond the grid
+        found.append(relative_score_error(score, lambda y, t, index=index: exact.score(y, index), y, float(t)))
+    return np.array([each.value for each in found]), np.array([each.stderr for each in found])
 
 
 def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
