@@ -66,8 +66,8 @@ def sample(
       taken for every coordinate. Or a function `prior(key, n)`.
     - `shape`: of a state, where neither the prior nor the network says it.
     - `method`: "sde" or "ode".
-    - `steps`: of "sde", 250 unless given; `tol`: of "ode" (10⁻⁵), or of adaptive steps of "sde". There errors exceed tol:
-      with tol = 0.01 variances of an Ornstein–Uhlenbeck process came out 2 and 8 % low, with 0.001 by 1 to 2 %.
+    - `steps`: of "sde", 250 unless given; `tol`: of "ode" (10⁻⁵), or of adaptive steps of "sde". There errors exceed
+      tol: with tol = 0.01 variances of an Ornstein–Uhlenbeck process came out 2 and 8 % low, with 0.001 by 1 to 2 %.
     - `corrector`: Langevin steps after each step of "sde".
     - `t0`: where to stop, by default `t1/1000`, where training starts.
     - `times`: decreasing; the states at all of them are returned, (len(times), n, *shape).
