@@ -346,3 +346,23 @@ def test_the_score_of_a_double_well():
     guess = [error(model.score.base.held, t, x, s, q) for t, s, q in zip(times, exact, grid.q, strict=True)]
     assert np.mean(guess) > 0.2  # the Gaussian that training starts from
     assert np.mean(errors) < 2e-2
+
+
+def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):
+    """What `prepare` chooses for it is what training is planned with."""
+    system = ad.systems.particles()
+    model = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=256, width=8, depth=1)
+    assert "PathwiseDSM" in capsys.readouterr().out
+    assert model.objective.pairs_per_path == 128
+    assert all(np.isfinite(row["loss"]) for row in model.history)
+    small = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=48, width=8, depth=1, progress=False)
+    assert small.objective.pairs_per_path == 48
+
+
+def test_linear_processes_get_kernels_of_few_coordinates_only():
+    """Two blocks of fifty: a kernel from t = 0 would hold matrices of fifty rows for every draw."""
+    system = ad.systems.harmonic_particles()
+    x = np.asarray(system.y0(jax.random.key(0), 8))
+    assert "PathwiseDSM" in choose_objective(system.process, x)[1]
+    few = ad.systems.harmonic_particles(3)
+    assert "from s = 0" in choose_objective(few.process, np.asarray(few.y0(jax.random.key(0), 8)))[1]

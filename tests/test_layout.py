@@ -54,6 +54,7 @@ ORDER = [
     "reference",
     "plot",
     "experiments",
+    "results",
     "problems",
     "training",
     "using",

@@ -1,6 +1,7 @@
-"""The command line: `autodsm list | reproduce | train | fit | resume | sample | evaluate`."""
+"""The command line: `autodsm list | reproduce | report | train | fit | resume | sample | evaluate`."""
 
 import dataclasses
+import json
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from . import results
 from .errors import check_count, check_name
 from .experiments import EXPERIMENTS
 from .problems import PROBLEMS
@@ -31,9 +33,22 @@ class Reproduce:
     """An experiment (see `autodsm list`), or "all"."""
     quick: bool = False
     """A small version of the same computation, in seconds."""
+    seeds: int | None = None
+    """How many seeds to average over; by default as many as the results page shows, and one for a quick run."""
     seed: int = 0
+    """The first of them."""
     out: Path | None = None
     """Folder to write; it must not exist. By default runs/NAME, or the first free of runs/NAME-2, …"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Take numbers and figures of finished experiments into a folder of documentation, and write its results.md."""
+
+    docs: tyro.conf.Positional[Path]
+    """The folder; it keeps results/*.json and figures/*.png, and what it had of the same experiments is replaced."""
+    add: tuple[Path, ...] = ()
+    """Run folders of `autodsm reproduce`. Without any, the page alone is written again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Go on with a run of `train` or `fit` that was interrupted, to the same result."""
+    """Go on with a run of `train`, `fit` or `reproduce` that was interrupted, to the same result."""
 
     run: tyro.conf.Positional[Path]
     """Its folder."""
@@ -108,6 +123,7 @@ class Evaluate:
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Fit, tyro.conf.subcommand("fit")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
@@ -118,15 +134,16 @@ Command = (
 
 def show_list(console: Console) -> None:
     table = Table("experiment", "what it shows")
-    for name, experiment in EXPERIMENTS.items():
-        summary = (sys.modules[experiment.__module__].__doc__ or "").strip().splitlines()[0]
-        table.add_row(name, summary)
+    for name in EXPERIMENTS:
+        table.add_row(name, results.summary(name))
     console.print(table)
     console.print(f"Problems to train on: {', '.join(PROBLEMS)}.", soft_wrap=True)
 
 
 def reproduce(command: Reproduce, console: Console) -> None:
     check_name("name", command.name, [*EXPERIMENTS, "all"])
+    if command.seeds is not None:
+        check_count("seeds", command.seeds)
     everything = command.name == "all"
     names = list(EXPERIMENTS) if everything else [command.name]
     if command.out is None:
@@ -136,13 +153,23 @@ def reproduce(command: Reproduce, console: Console) -> None:
     for path in paths:  # before any work, not when its turn comes
         check_free(path)
     for name, path in zip(names, paths, strict=True):
-        config = dataclasses.replace(command, name=name, out=None)
-        folder = RunFolder.create(path, config)
-        console.rule(name)
-        began = time.monotonic()
-        numbers = EXPERIMENTS[name](folder, quick=command.quick, seed=command.seed)
-        folder.save_result(numbers, seed=command.seed)
-        console.print(f"{name}: done in {time.monotonic() - began:.0f} s, written to {path}", soft_wrap=True)
+        count = command.seeds or (1 if command.quick else EXPERIMENTS[name].seeds)
+        config = {"experiment": name, "quick": command.quick, "seeds": list(range(command.seed, command.seed + count))}
+        RunFolder.create(path, config)
+        run_experiment(path, config, console)
+
+
+def run_experiment(path: Path, config: dict, console: Console) -> None:
+    console.rule(config["experiment"])
+    began = time.monotonic()
+    try:
+        results.reproduce(
+            config["experiment"], RunFolder(path), quick=config["quick"], seeds=config["seeds"], console=console
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; finished trials are kept. Go on: autodsm resume {path}") from None
+    took = time.monotonic() - began
+    console.print(f"{config['experiment']}: done in {took:.0f} s, written to {path}", soft_wrap=True)
 
 
 def start(command: Train | Fit, console: Console) -> None:
@@ -159,6 +186,10 @@ def start(command: Train | Fit, console: Console) -> None:
 
 
 def resume(command: Resume, console: Console) -> None:
+    recorded = command.run / "config.json"
+    if recorded.is_file() and "experiment" in (config := json.loads(recorded.read_text())):
+        run_experiment(command.run, config, console)
+        return
     source, options = recorded_command(command.run)
     train_problem(source, options, command.run, console)
 
@@ -178,6 +209,8 @@ def main() -> None:
             show_list(console)
         elif isinstance(command, Reproduce):
             reproduce(command, console)
+        elif isinstance(command, Report):
+            console.print(f"Written: {results.publish(command.docs, command.add)}", soft_wrap=True)
         elif isinstance(command, Resume):
             resume(command, console)
         elif isinstance(command, Sample):

@@ -23,10 +23,10 @@ from .network import MLP, Frozen, Score
 from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from .process import Process, check_invertible
 from .schedule import FromZero
-from .structure import Dense, Elementwise
+from .structure import Elementwise
 
-MAX_LINEAR = 16
-"""Largest number of densely coupled coordinates for which a linear process gets the exact kernel from s = 0."""
+MAX_LINEAR = 4
+"""Largest number of coordinates coupled to each other for which a linear process gets the exact kernel from s = 0."""
 
 
 def is_linear(process: Process, x: np.ndarray) -> bool:
@@ -52,8 +52,7 @@ def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, s
     """The default objective for examples like `x` (n, *shape), and why."""
     shape = x.shape[1:]
     structure = process.structure_for(shape)
-    small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_LINEAR
-    if is_linear(process, x) and small:
+    if structure.rows <= MAX_LINEAR and is_linear(process, x):
         return LocalDSM(process, schedule=FromZero(), **options), "DSM from s = 0: the drift is linear, so it is exact"
     try:
         check_invertible(process, shape, what="", remedy="")

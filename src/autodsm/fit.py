@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def set_up(
         reason = f"{type(objective).__name__}, as given"
     objective = objective.for_batch(batch_size)
     # What can be refused is refused before the pilot runs: a batch that is too small, a network that does not fit.
-    plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
+    Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
     if network is not None:
         _check_network(network, x[0], process)
     if optimizer is None:
@@ -109,9 +110,10 @@ def set_up(
         if given or not isinstance(process.structure_for(shape), Elementwise):
             raise
         reason = f"PathwiseDSM, since there is no table: {problem}"
-        objective = PathwiseDSM(process).for_batch(batch_size)
-        plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
-        objective = objective.prepare(y0, key=objective_key)
+        objective = PathwiseDSM(process).prepare(y0, key=objective_key)
+    # Prepared, it may take another number of draws from a path.
+    objective = objective.for_batch(batch_size)
+    plan = Plan.make(objective, math.prod(shape), steps=steps, batch_size=batch_size, ema=ema)
     if (problem := objective.covers(x if callable(y0) else np.asarray(y0))) is not None:
         raise ValueError(problem)
     if network is None:
@@ -142,6 +144,7 @@ def fit(
     out: Path | str | None = None,
     checkpoint_every: int = 1000,
     progress: bool = True,
+    each_round: Callable[[int, Any], object] | None = None,
     **options,
 ) -> Model:
     """Learn the score of a process.
@@ -154,6 +157,7 @@ def fit(
     - `y0`: a sampler `y0(key, n)`, in JAX or numpy, or an array of samples stacked along its first axis.
     - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
       configuration, that run is resumed, to the same result as if it had not been interrupted.
+    - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
 
     and, as `options`:
 
@@ -169,6 +173,7 @@ def fit(
     setup = set_up(process, y0, key=key, **options)
     if progress:
         print(f"objective: {setup.reason}")
+    _, static = eqx.partition(setup.network, trainable(setup.network))
     state, history = train(
         setup.objective,
         setup.network,
@@ -179,8 +184,8 @@ def fit(
         folder=None if out is None else open_run(Path(out), setup.config),
         checkpoint_every=checkpoint_every,
         progress=progress,
+        each_round=each_round and (lambda step, state: each_round(step, eqx.combine(state.ema, static))),
     )
-    _, static = eqx.partition(setup.network, trainable(setup.network))
     score, last = eqx.combine(state.ema, static), eqx.combine(state.params, static)
     return Model(score, last, setup.objective, history, setup.config)
 

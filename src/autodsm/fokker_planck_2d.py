@@ -77,7 +77,10 @@ class GridDensity2D(NamedTuple):
 
         exact = jax.jit(jax.vmap(lambda y: grid.score_at(y, -1)))(states)
         """
-        table = jnp.asarray(self.score())[index]
+        return self.interpolate(jnp.asarray(self.score())[index], y)
+
+    def interpolate(self, table: Array, y: Array) -> Array:
+        """Values given at the centres, (n1, n2, …), at one state: bilinear, and NaN outside of them."""
         place = [(y[a] - x[0]) / (x[1] - x[0]) for a, x in enumerate((self.x1, self.x2))]
         last = (len(self.x1) - 1, len(self.x2) - 1)
         i, j = (jnp.clip(jnp.floor(p).astype(int), 0, n - 1) for p, n in zip(place, last, strict=True))

@@ -38,7 +38,9 @@ class Marginals(eqx.Module):
             raise ValueError(problem)
         times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1).astype(x.dtype)
         draw = jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)))
-        chunk = max(1, min(n, (1 << 23) // max(1, POINTS * int(np.prod(x.shape[1:])))))
+        shape = x.shape[1:]
+        numbers = POINTS * int(np.prod(shape)) * process.structure_for(shape).rows  # kernels may hold matrices
+        chunk = min(n, 1 << int(np.log2(max(1, (1 << 23) // max(1, numbers)))))  # divides n: one compilation
         parts = [draw(x[i : i + chunk], k) for i, k in _chunks(path_key, n, chunk)]
         states = np.concatenate([np.asarray(p, np.float64) for p in parts])
         std = states.std(axis=0)

@@ -85,19 +85,36 @@ def generative_summary(
 def samples_over_time(
     rows: Mapping[str, Sequence[np.ndarray]], times: Sequence[float], *, labels: tuple[str, str] = ("$y_1$", "$y_2$")
 ) -> Figure:
-    """Points in the plane, a row for each name and a column for each time; all panels show the same square."""
-    figure = Figure(figsize=(2.4 * len(times) + 0.6, 2.3 * len(rows) + 0.4), layout="constrained")
-    axes = figure.subplots(len(rows), len(times), sharex=True, sharey=True, squeeze=False)
+    """Points in the plane, a row for each name and a column for each time; all panels show the same rectangle."""
     every = np.concatenate([np.concatenate(list(points)) for points in rows.values()])
     low, high = np.quantile(every, 0.001, axis=0), np.quantile(every, 0.999, axis=0)
     margin = 0.08 * (high - low) + 1e-9
-    for line, (name, points) in zip(axes, rows.items(), strict=True):
-        for axis, y in zip(line, points, strict=True):
+    limits = tuple(zip(low - margin, high + margin, strict=True))
+    return samples_in_panels(rows, [f"t = {t:g}" for t in times], limits=limits, labels=labels)
+
+
+def samples_in_panels(
+    rows: Mapping[str, Sequence[np.ndarray]],
+    titles: Sequence[str],
+    *,
+    limits: Sequence[tuple[float, float]],
+    labels: tuple[str, str] = ("$y_1$", "$y_2$"),
+    sideways: bool = False,
+) -> Figure:
+    """Points in the plane, a row for each name and a column for each title; or, sideways, the other way round."""
+    names = list(rows)
+    down, across = (list(titles), names) if sideways else (names, list(titles))
+    width, height = (2.1, 2.0) if sideways else (2.4, 2.3)
+    figure = Figure(figsize=(width * len(across) + 0.6, height * len(down) + 0.4), layout="constrained")
+    axes = figure.subplots(len(down), len(across), sharex=True, sharey=True, squeeze=False)
+    for i, line in enumerate(axes):
+        for j, axis in enumerate(line):
+            y = rows[names[j]][i] if sideways else rows[names[i]][j]
             axis.plot(*y.T, ".", ms=1.0, alpha=0.5, color="C0", rasterized=True)
-            axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
-        line[0].set_ylabel(f"{name}\n{labels[1]}")
-    for axis, t in zip(axes[0], times, strict=True):
-        axis.set_title(f"t = {t:g}")
+            axis.set(xlim=limits[0], ylim=limits[1])
+        line[0].set_ylabel(f"{down[i]}\n{labels[1]}")
+    for axis, title in zip(axes[0], across, strict=True):
+        axis.set_title(title)
     for axis in axes[-1]:
         axis.set_xlabel(labels[0])
     return figure
@@ -132,19 +149,20 @@ def over_time(
     times: np.ndarray,
     quantities: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
     *,
-    log: bool = False,
+    log: bool | Sequence[str] = False,
     deviations: float = 2.0,
 ) -> Figure:
     """A panel for each quantity; in it each method's value over t with a band of that many standard errors. What is
-    called "exact" is black."""
+    called "exact" or "noise floor" is black. `log`: all quantities on a logarithmic scale, or those named."""
     figure, axes = panels(len(quantities), width=3.6, height=3.1)
     handles: dict = {}
     for axis, (quantity, methods) in zip(axes, quantities.items(), strict=True):
         for j, (name, (value, stderr)) in enumerate(methods.items()):
-            color, style = ("k", "--") if name == "exact" else (f"C{j}", "-")
+            color, style = {"exact": ("k", "--"), "noise floor": ("k", ":")}.get(name, (f"C{j}", "-"))
             handles[name] = axis.plot(times, value, style, color=color, lw=1.4)[0]
             axis.fill_between(times, value - deviations * stderr, value + deviations * stderr, color=color, alpha=0.2)
-        axis.set(title=quantity, xlabel="t", yscale="log" if log else "linear")
+        scaled = log if isinstance(log, bool) else quantity in log
+        axis.set(title=quantity, xlabel="t", yscale="log" if scaled else "linear")
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
     return figure
 

@@ -6,9 +6,12 @@
 import dataclasses
 import importlib.metadata
 import json
+import math
 import platform
 from pathlib import Path
 
+import jax
+import numpy as np
 from matplotlib.figure import Figure
 
 _REPORTED = ("autodsm", "jax", "jaxlib", "equinox", "diffrax", "numpyro", "numpy", "scipy")
@@ -27,7 +30,7 @@ class RunFolder:
         check_free(path)
         (path / "figures").mkdir(parents=True)
         folder = cls(path)
-        folder._write("config.json", config if isinstance(config, dict) else dataclasses.asdict(config))
+        folder.write("config.json", config if isinstance(config, dict) else dataclasses.asdict(config))
         return folder
 
     def save_figure(self, name: str, figure: Figure) -> Path:
@@ -35,13 +38,31 @@ class RunFolder:
         figure.savefig(path, dpi=150)
         return path
 
-    def save_result(self, numbers: dict, *, seed: int) -> None:
+    def save_result(self, numbers: dict, **about) -> None:
+        """Numbers, what there is to say about them, such as the seed, and versions."""
         versions = {name: importlib.metadata.version(name) for name in _REPORTED}
         versions["python"] = platform.python_version()
-        self._write("result.json", {"numbers": numbers, "seed": seed, "versions": versions})
+        self.write("result.json", {"numbers": numbers, **about, "versions": versions})
 
-    def _write(self, name: str, content) -> None:
-        (self.path / name).write_text(json.dumps(content, indent=2, default=float) + "\n")
+    def write(self, name: str, content) -> None:
+        """A file of JSON, whole or not at all; numbers that are not finite become null."""
+        path = self.path / name
+        partial = path.with_name(path.name + ".tmp")
+        partial.write_text(json.dumps(_plain(content), indent=1) + "\n")
+        partial.replace(path)
+
+
+def _plain(content):
+    """Dicts, lists, text and finite numbers."""
+    if isinstance(content, dict):
+        return {str(k): _plain(v) for k, v in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(v) for v in content]
+    if isinstance(content, np.ndarray | np.generic | jax.Array):
+        return _plain(content.tolist())
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    return str(content) if isinstance(content, Path) else content
 
 
 def check_free(path: Path) -> None:

@@ -75,6 +75,11 @@ class AbstractStructure(abc.ABC):
     def norm(self, a: Array) -> Array:
         """An operator norm, the largest over sites."""
 
+    @property
+    @abc.abstractmethod
+    def rows(self) -> int:
+        """Of each matrix: how many coordinates are coupled to each other."""
+
 
 class Elementwise(AbstractStructure):
     """Every coordinate for itself: matrices are their diagonals and all products are pointwise."""
@@ -109,6 +114,10 @@ class Elementwise(AbstractStructure):
     def norm(self, a):
         return jnp.max(jnp.abs(a))
 
+    @property
+    def rows(self):
+        return 1
+
 
 class _Matrices(AbstractStructure):
     """Shared algebra of square matrices with leading site axes (none for a dense Jacobian)."""
@@ -138,6 +147,10 @@ class _Matrices(AbstractStructure):
     @abc.abstractmethod
     def _sites(self) -> tuple[tuple[int, ...], int]:
         """Leading site axes, and the size of each matrix."""
+
+    @property
+    def rows(self):
+        return self._sites()[1]
 
     def noise_cov(self, g):
         columns = jax.vmap(self.split, out_axes=-1)(self.noise_columns(g))

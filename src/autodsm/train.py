@@ -185,10 +185,12 @@ def train(
     folder: Path | None = None,
     checkpoint_every: int = 1000,
     progress: bool = True,
+    each_round: Callable[[int, TrainState], object] | None = None,
 ) -> tuple[TrainState, list[dict]]:
     """Train, from the newest checkpoint of the folder if it has one. Returns the last state and the metrics.
 
     Checkpoints are at ends of rounds, the first such `checkpoint_every` steps or more after the one before.
+    `each_round(step, state)` is called at each end of a round.
     """
     state = initial_state(network, optimizer)
     store = None if folder is None else Checkpoints(folder / "checkpoints")
@@ -221,6 +223,8 @@ def train(
             row = {"step": done, "loss": float(losses.mean()), "grad_norm": float(norms.mean()), "steps_per_s": rate}
             metrics.add(row)
             report(done, row["loss"])
+            if each_round is not None:
+                each_round(done, state)
             stop = interrupted.is_set()  # looked at once: a signal from here on is for the next round
             if store is not None and (done == plan.steps or done - saved >= checkpoint_every or stop):
                 store.save(done, state)

@@ -1,17 +1,31 @@
 """Experiments: one file for each figure or table, run by `autodsm reproduce NAME`.
 
-An experiment is a function `run(folder, quick, seed) -> numbers` that saves its figures in the folder; `quick` makes
-it small enough for continuous integration without changing what it does.
+Each file has a `trial`, what is made of the trials, and an `EXPERIMENT` that holds them; see `experiment`. `quick`
+makes a trial small enough for continuous integration without changing what it does.
 """
 
-from collections.abc import Callable
+from . import (
+    checkerboard,
+    demo,
+    entropy,
+    gradient_variance,
+    lambda_sweep,
+    local_kernels,
+    mean_error,
+    particles,
+    swimmer,
+)
+from .experiment import Experiment as Experiment
+from .experiment import Grid as Grid
 
-from . import demo, gradient_variance, lambda_sweep, local_kernels, mean_error
-
-EXPERIMENTS: dict[str, Callable[..., dict]] = {
-    "demo": demo.run,
-    "gradient-variance": gradient_variance.run,
-    "lambda-sweep": lambda_sweep.run,
-    "local-kernels": local_kernels.run,
-    "mean-error": mean_error.run,
+EXPERIMENTS: dict[str, Experiment] = {
+    "demo": demo.EXPERIMENT,
+    "mean-error": mean_error.EXPERIMENT,
+    "local-kernels": local_kernels.EXPERIMENT,
+    "gradient-variance": gradient_variance.EXPERIMENT,
+    "checkerboard": checkerboard.EXPERIMENT,
+    "swimmer": swimmer.EXPERIMENT,
+    "particles": particles.EXPERIMENT,
+    "lambda-sweep": lambda_sweep.EXPERIMENT,
+    "entropy": entropy.EXPERIMENT,
 }

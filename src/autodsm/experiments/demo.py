@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from rich.console import Console
-from rich.table import Table
+from matplotlib.figure import Figure
 
 from .. import plot
 from ..data import checkerboard
@@ -23,11 +22,12 @@ from ..priors import LinearBeta, langevin
 from ..process import Process
 from ..products import ProductMixture
 from ..products import checkerboard as exact_checkerboard
-from ..run import RunFolder
 from ..sample import sample
 from ..simulate import simulate
+from .experiment import Experiment, Grid, Trials, over_seeds, row_of, written
 
 TIMES = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0)
+EDGES = np.linspace(-3.0, 3.0, 61)
 
 
 def problem() -> tuple[Process, dist.Distribution]:
@@ -51,8 +51,7 @@ def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key)
     return np.array([each.value for each in found]), np.array([each.stderr for each in found])
 
 
-def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
-    console = Console()
+def trial(part: str, *, quick: bool, seed: int) -> dict:
     steps, n, shown = (300, 2_000, 2_000) if quick else (12_000, 20_000, 40_000)
     process, prior = problem()
     exact = exact_checkerboard(process, TIMES, **(dict(cells=2000, steps=20) if quick else {}))
@@ -60,35 +59,51 @@ def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     began = time.monotonic()
     model: Model = fit(process, checkerboard, prior=prior, key=fit_key, steps=steps)
     seconds = time.monotonic() - began
-    rate = 1e3 / float(np.median([row["steps_per_s"] for row in model.history]))
     values, stderrs = score_errors(process, exact, model.score, n=n, key=error_key)
-
-    table = Table(title=f"Relative score error E|s_θ − s|² / E|s|², after {steps} steps in {seconds:.0f} s")
-    for t in TIMES:
-        table.add_column(f"t = {t:g}", justify="right")
-    table.add_column("ms a step", justify="right")
-    table.add_row(*(f"{v:.4f} ± {e:.4f}" for v, e in zip(values, stderrs, strict=True)), f"{rate:.1f}")
-    console.print(table)
-
     samples = sample(
         process, model.score, prior, shown, shape=(2,), t0=TIMES[0], steps=50 if quick else 200, key=sample_key
     )
     assert isinstance(samples, np.ndarray)
-    axis = np.linspace(-3.0, 3.0, 61)
-    centres = 0.5 * (axis[1:] + axis[:-1])
+    centres = 0.5 * (EDGES[1:] + EDGES[:-1])
     lattice = jnp.asarray(np.stack(np.meshgrid(centres, centres, indexing="ij"), axis=-1))
-    truth = np.asarray(jax.jit(jax.vmap(jax.vmap(lambda y: exact.density(y, 0))))(lattice))
-    learned = np.histogram2d(*samples.T, bins=[axis, axis], density=True)[0]
-    data = np.asarray(checkerboard(data_key, min(shown, 5_000)))
-    history = np.array([[row["step"], row["loss"]] for row in model.history])
-    figure = plot.generative_summary(axis, data, samples[: len(data)], np.nan_to_num(truth), learned, history)
-    path = folder.save_figure("demo", figure)
-    console.print(f"Figure: {path}", soft_wrap=True)
+    truth = jax.jit(jax.vmap(jax.vmap(lambda y: exact.density(y, 0))))(lattice)
+    few = min(shown, 5_000)
     return {
         "steps": steps,
         "seconds": seconds,
-        "ms_per_step": rate,
-        "times": list(TIMES),
-        "relative_score_error": values.tolist(),
-        "stderr": stderrs.tolist(),
+        "ms_per_step": 1e3 / float(np.median([row["steps_per_s"] for row in model.history])),
+        "relative_score_error": values,
+        "stderr": stderrs,
+        "data": np.asarray(checkerboard(data_key, few)).round(4),
+        "samples": samples[:few].round(4),
+        "truth": np.nan_to_num(np.asarray(truth)).round(6),
+        "learned": np.histogram2d(*samples.T, bins=[EDGES, EDGES], density=True)[0].round(6),
+        "history": [[row["step"], row["loss"]] for row in model.history],
     }
+
+
+def combine(trials: Trials) -> dict:
+    found = trials["all"]
+    numbers = {name: over_seeds([each[name] for each in found]) for name in ("seconds", "ms_per_step")}
+    errors = over_seeds([each["relative_score_error"] for each in found])
+    if len(found) == 1:
+        errors["stderr"] = found[0]["stderr"]  # over the states
+    return {"steps": found[0]["steps"], "times": list(TIMES), "relative_score_error": errors, **numbers}
+
+
+def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
+    first = trials["all"][0]
+    names = ("data", "samples", "truth", "learned", "history")
+    return {"demo": plot.generative_summary(EDGES, *(np.asarray(first[name], float) for name in names))}
+
+
+def report(numbers: dict) -> list[str | Grid]:
+    title = f"Relative score error E|s_θ − s|² / E|s|², after {numbers['steps']} steps in "
+    title += f"{numbers['seconds']['value']:.0f} s (errors of a single run are over states)"
+    columns = [*(f"t = {t:g}" for t in numbers["times"]), "ms a step"]
+    return [
+        Grid(title, columns, [[*row_of(numbers["relative_score_error"]), written(numbers["ms_per_step"]["value"])]])
+    ]
+
+
+EXPERIMENT = Experiment(trial, combine, figures, report)

@@ -24,8 +24,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from .. import plot
 from ..clock import Clock
@@ -35,10 +33,11 @@ from ..network import MLP, Score, trainable
 from ..objective import AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
 from ..priors import langevin
 from ..process import Process
-from ..run import RunFolder
 from ..train import Plan, initial_state, make_step, optimizer_for
+from .experiment import Experiment, Grid, Trials
 
 LAMBDAS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
+PROCESSES = ("logistic Langevin, checkerboard", "swirl, correlated noise")
 REDUCTIONS = ("none", "control", "antithetic")
 REFERENCE = "ISM, exact divergence"
 STYLES: dict[str, dict[str, Any]] = {
@@ -79,10 +78,9 @@ def cases() -> dict[str, Case]:
         return (1.0 - jnp.sum(y**2)) * y + jnp.stack([-y[1], y[0]])
 
     swirl = Process(drift, np.array([[0.8, 0.0], [0.4, 0.6]]), 2.0)
-    return {
-        "logistic Langevin, checkerboard": Case(langevin(dist.Logistic(0.0, 0.5)), checkerboard, True),
-        "swirl, correlated noise": Case(swirl, lambda key, n: 0.5 + 0.5 * jax.random.normal(key, (n, 2)), False),
-    }
+    board = Case(langevin(dist.Logistic(0.0, 0.5)), checkerboard, True)
+    swirling = Case(swirl, lambda key, n: 0.5 + 0.5 * jax.random.normal(key, (n, 2)), False)
+    return dict(zip(PROCESSES, (board, swirling), strict=True))
 
 
 def objectives(case: Case, *, steps: int, key) -> dict[str, AbstractObjective]:
@@ -243,36 +241,51 @@ def figure_of(records: Mapping[str, Mapping]) -> Figure:
     return figure
 
 
-def table_of(process: str, record: Mapping) -> Table:
-    unit = record["variance"][REFERENCE]["value"][0]
-    ends = f"λ = {LAMBDAS[0]:g} and {LAMBDAS[-1]:g}"
-    caption = f"In units of {unit:.3g}, that of {REFERENCE}. p: of the same mean gradient, at {ends}."
-    table = Table(title=f"Gradient variance × evaluations, over λ: {process}", caption=caption)
-    for column in ("objective", *(f"{lam:g}" for lam in LAMBDAS), "p", "p"):
-        table.add_column(column, justify="left" if column[0] == "o" else "right", no_wrap=True)
-    for name, rows in record["variance"].items():
-        cells = [f"{v / unit:.3g}" for v in rows["value"]]
-        cells = cells if len(cells) > 1 else cells * len(LAMBDAS)
-        p = ["", ""] if name == REFERENCE else [f"{rows['p'][0]:.2f}", f"{rows['p'][-1]:.2f}"]
-        table.add_row(name, *cells, *(p if len(rows["p"]) > 1 else ["", p[1]]))
-    return table
-
-
-def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
+def trial(part: str, *, quick: bool, seed: int) -> dict:
     steps, batches, batch = (48, 32, 128) if quick else (128, 64, 1024)
-    console, records = Console(), {}
-    for index, (name, case) in enumerate(cases().items()):
-        key = jax.random.fold_in(jax.random.key(seed), index)
-        with console.status(name):
-            records[name] = record_of(compare(case, steps=steps, batches=batches, batch=batch, key=key))
-        console.print(table_of(name, records[name]))
-        growth, slope = records[name]["growth"], records[name]["slope_none"]
-        console.print(
+    everything = cases()
+    key = jax.random.fold_in(jax.random.key(seed), list(everything).index(part))
+    found = record_of(compare(everything[part], steps=steps, batches=batches, batch=batch, key=key))
+    return {"draws": batches * batch, "steps_of_a_path": steps, "record": found}
+
+
+def combine(trials: Trials) -> dict:
+    """Of the first seed: errors are over its draws."""
+    first = {part: found[0] for part, found in trials.items()}
+    about = next(iter(first.values()))
+    records = {part: each["record"] for part, each in first.items()}
+    sizes = {name: about[name] for name in ("draws", "steps_of_a_path")}
+    return {"lambdas": list(LAMBDAS), **sizes, "processes": records}
+
+
+def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
+    return {"gradient-variance": figure_of(numbers["processes"])}
+
+
+def report(numbers: dict) -> list[str | Grid]:
+    found: list[str | Grid] = []
+    for process, record in numbers["processes"].items():
+        found.append(_grid_of(process, record))
+        growth, slope = record["growth"], record["slope_none"]
+        found.append(
             f"From λ = {LAMBDAS[0]:g} to {LAMBDAS[-1]:g}: without variance reduction × "
             f"{growth['local-DSM, none']:.0f} (slope {slope['value']:.2f} ± {slope['stderr']:.2f} at the end), with "
-            f"antithetic pairs × {growth['local-DSM, antithetic']:.2f}.",
-            soft_wrap=True,
+            f"antithetic pairs × {growth['local-DSM, antithetic']:.2f}."
         )
-    path = folder.save_figure("gradient-variance", figure_of(records))
-    console.print(f"Figure: {path}", soft_wrap=True)
-    return {"lambdas": list(LAMBDAS), "draws": batches * batch, "steps_of_a_path": steps, "processes": records}
+    return found
+
+
+def _grid_of(process: str, record: Mapping) -> Grid:
+    unit = record["variance"][REFERENCE]["value"][0]
+    title = f"Gradient variance × evaluations over λ, {process}; in units of {unit:.3g}, that of {REFERENCE}"
+    title += f"; p of the same mean gradient, at λ = {LAMBDAS[0]:g} and {LAMBDAS[-1]:g}"
+    rows = []
+    for name, found in record["variance"].items():
+        cells = [f"{v / unit:.3g}" for v in found["value"]]
+        cells = cells if len(cells) > 1 else cells * len(LAMBDAS)
+        p = ["", ""] if name == REFERENCE else [f"{found['p'][0]:.2f}", f"{found['p'][-1]:.2f}"]
+        rows.append([name, *cells, *(p if len(found["p"]) > 1 else ["", p[1]])])
+    return Grid(title, ("objective", *(f"{lam:g}" for lam in LAMBDAS), "p", "p"), rows)
+
+
+EXPERIMENT = Experiment(trial, combine, figures, report, parts=PROCESSES)

@@ -9,17 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from rich.console import Console
+from matplotlib.figure import Figure
 from rich.progress import track
-from rich.table import Table
 
 from .. import plot
 from ..fokker_planck import solve_1d
 from ..kernel import transition
 from ..priors import langevin
-from ..run import RunFolder
 from ..schedule import ScheduledPairs
 from ..simulate import simulate
+from .experiment import Experiment, Grid, Trials, over_seeds, row_of
 
 LAMBDAS = (0.05, 0.5, 2.0)
 
@@ -40,7 +39,7 @@ def draw_initial(key, n):
     return jax.random.uniform(where, (n, 1)) - 2.0 * jax.random.bernoulli(which, shape=(n, 1))
 
 
-def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
+def trial(part: str, *, quick: bool, seed: int) -> dict:
     n, cells = (2_000, 400) if quick else (40_000, 2_000)
     times = np.array([0.1, 0.2, 0.4, 1.0])
     process = langevin(prior())
@@ -69,17 +68,34 @@ def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
     paths = jax.jit(jax.vmap(lambda y, k: simulate(process, y, jnp.asarray(times), key=k)))
     ends = np.asarray(paths(y0, jax.random.split(end_key, n)))[:, :, 0]
 
-    table = Table(title="Total variation distance between local kernels and the exact density")
-    table.add_column("t", justify="right")
-    for lam in LAMBDAS:
-        table.add_column(f"λ = {lam:g}", justify="right")
-    for i, t in enumerate(times):
-        table.add_row(f"{t:g}", *(f"{distance[lam][i]:.4f}" for lam in LAMBDAS))
-    Console().print(table)
-    path = folder.save_figure("densities", plot.densities(grid.x, times.tolist(), curves, list(ends.T)))
-    Console().print(f"Figure: {path}", soft_wrap=True)
     return {
         "paths": n,
-        "times": times.tolist(),
-        "total_variation": {f"{lam:g}": d.tolist() for lam, d in distance.items()},
+        "times": times,
+        "total_variation": {f"{lam:g}": d for lam, d in distance.items()},
+        "x": grid.x,
+        "curves": curves,
+        "samples": ends[:10_000].T,
     }
+
+
+def combine(trials: Trials) -> dict:
+    found = trials["all"]
+    distance = {f"{lam:g}": over_seeds([each["total_variation"][f"{lam:g}"] for each in found]) for lam in LAMBDAS}
+    return {"paths": found[0]["paths"], "times": found[0]["times"], "total_variation": distance}
+
+
+def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
+    first = trials["all"][0]
+    curves = {name: np.array(values) for name, values in first["curves"].items()}
+    samples = [np.array(y) for y in first["samples"]]
+    return {"local-kernels": plot.densities(np.array(first["x"]), first["times"], curves, samples)}
+
+
+def report(numbers: dict) -> list[str | Grid]:
+    columns = [row_of(numbers["total_variation"][f"{lam:g}"]) for lam in LAMBDAS]
+    rows = [[f"{t:g}", *cells] for t, *cells in zip(numbers["times"], *columns, strict=True)]
+    title = f"Total variation distance between local kernels ({numbers['paths']} paths) and the exact density"
+    return [Grid(title, ("t", *(f"λ = {lam:g}" for lam in LAMBDAS)), rows)]
+
+
+EXPERIMENT = Experiment(trial, combine, figures, report)

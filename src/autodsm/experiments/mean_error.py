@@ -11,7 +11,7 @@ moments follow from noiseless recursions: what is left to average is the lineari
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
+from matplotlib.figure import Figure
 from rich.progress import track
 
 from .. import plot
@@ -20,12 +20,14 @@ from ..kernel import transition
 from ..linearize import linearize
 from ..priors import LinearBeta, langevin
 from ..process import Process
-from ..run import RunFolder
 from ..schedule import ConstantGap, ScheduledPairs
 from ..simulate import simulate
+from .experiment import Experiment, Grid, Trials, curve, over_seeds, written
 from .local_kernels import prior
 
 STEPS = 64
+SCHEDULES = ("scheduled, λ = 0.05", "constant gap, s = t − 0.05")
+QUANTITIES = ("local mean", "local variance")
 
 
 def true_moments(process: Process, y_s, s, t, *, n: int, key):
@@ -90,45 +92,59 @@ def kernel_errors(process: Process, schedule, times, *, outer: int, inner: int, 
     return values, stderrs
 
 
-def run(folder: RunFolder, *, quick: bool = False, seed: int = 0) -> dict:
+def trial(part: str, *, quick: bool, seed: int) -> dict:
     times = np.linspace(0.1, 1.0, 4 if quick else 10)
     outer, inner = (64, 256) if quick else (512, 512)
     process = langevin(prior(), LinearBeta(0.1, 10.0))
-    schedules = {
-        "scheduled, λ = 0.05": ScheduledPairs(process, 0.05),
-        "constant gap, s = t − 0.05": ConstantGap(0.05),
-    }
+    schedules = dict(zip(SCHEDULES, (ScheduledPairs(process, 0.05), ConstantGap(0.05)), strict=True))
     key = jax.random.key(seed)
     found = {
         name: kernel_errors(process, schedule, times, outer=outer, inner=inner, key=key, label=name)
         for name, schedule in schedules.items()
     }
-    quantities = {"local mean": 0, "local variance": 1}
-    rows = {q: {name: (v[:, i], e[:, i]) for name, (v, e) in found.items()} for q, i in quantities.items()}
-    labels = {"local mean": "rms error of m", "local variance": "rms error of σ²"}
-    path = folder.save_figure("mean-error", plot.errors_over_time(times, rows, ylabels=labels))
+    rms = {name: {q: v[:, i] for i, q in enumerate(QUANTITIES)} for name, (v, _) in found.items()}
+    return {"times": times, "outer_states": outer, "inner_paths": inner, "rms_error": rms}
 
-    scheduled, gap = (found[name][0] for name in schedules)
-    factor = {q: float(gap[-1, i] / scheduled[-1, i]) for q, i in quantities.items()}
-    spread = {q: float(scheduled[:, i].max() / scheduled[:, i].min()) for q, i in quantities.items()}
-    growth = {q: float(gap[-1, i] / gap[0, i]) for q, i in quantities.items()}
-    console = Console()
-    for q in quantities:
-        console.print(
-            f"{q}: with s_λ the error varies by a factor {spread[q]:.2f} over t; with s = t − 0.05 it grows "
-            f"{growth[q]:.0f}-fold and is {factor[q]:.0f} times larger at t = 1.",
-            soft_wrap=True,
-        )
-    console.print(f"Figure: {path}", soft_wrap=True)
-    return {
-        "times": times.tolist(),
-        "outer_states": outer,
-        "inner_paths": inner,
-        "rms_error": {
-            name: {q: {"value": v[:, i].tolist(), "stderr": e[:, i].tolist()} for q, i in quantities.items()}
-            for name, (v, e) in found.items()
-        },
-        "ratio_at_t1": factor,
-        "spread_scheduled": spread,
-        "growth_constant_gap": growth,
+
+def combine(trials: Trials) -> dict:
+    found = trials["all"]
+    about = {name: found[0][name] for name in ("times", "outer_states", "inner_paths")}
+    rms = {
+        name: {q: over_seeds([each["rms_error"][name][q] for each in found]) for q in QUANTITIES} for name in SCHEDULES
     }
+
+    def ratios(of) -> dict:  # of(errors with s_λ, errors with the constant gap), of every seed
+        def each(q, trial):
+            return of(*(np.array(trial["rms_error"][name][q]) for name in SCHEDULES))
+
+        return {q: over_seeds([each(q, trial) for trial in found]) for q in QUANTITIES}
+
+    return {
+        **about,
+        "rms_error": rms,
+        "ratio_at_t1": ratios(lambda scheduled, gap: gap[-1] / scheduled[-1]),
+        "spread_scheduled": ratios(lambda scheduled, gap: scheduled.max() / scheduled.min()),
+        "growth_constant_gap": ratios(lambda scheduled, gap: gap[-1] / gap[0]),
+    }
+
+
+def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
+    rows = {q: {name: curve(numbers["rms_error"][name][q]) for name in SCHEDULES} for q in QUANTITIES}
+    labels = {"local mean": "rms error of m", "local variance": "rms error of σ²"}
+    return {"mean-error": plot.errors_over_time(np.array(numbers["times"]), rows, ylabels=labels)}
+
+
+def report(numbers: dict) -> list[str | Grid]:
+    rows = [
+        [q, *(written(numbers[name][q]["value"], numbers[name][q]["stderr"], digits=3) for name in _COLUMNS)]
+        for q in QUANTITIES
+    ]
+    return [Grid("The error of the kernel's moments", ("quantity", *_COLUMNS.values()), rows)]
+
+
+_COLUMNS = {
+    "spread_scheduled": "with s_λ: largest over smallest in t",
+    "growth_constant_gap": "with s = t − 0.05: growth from t = 0.1 to 1",
+    "ratio_at_t1": "the second over the first, t = 1",
+}
+EXPERIMENT = Experiment(trial, combine, figures, report, seeds=3)

@@ -1,0 +1,184 @@
+"""Objectives on the checkerboard with a logistic prior, against the exact score and the data.
+
+Langevin dynamics, β from 0.1 to 10. All objectives but the last two train the paper's network, three layers of 256 with
+ReLU that see the raw time and predict the noise, with AdamW and 1,024 evaluations of the network in a step. "ISM, SiLU"
+has a smooth activation instead, and "default" is what `fit` chooses: the tabulated target and a network that learns the
+difference to the prior's score. Seconds are of training alone, by the median time of a step.
+"""
+
+from functools import lru_cache
+
+import jax
+import numpy as np
+import numpyro.distributions as dist
+from matplotlib.figure import Figure
+
+from .. import plot
+from ..clock import Clock
+from ..data import checkerboard
+from ..estimate import over_samples
+from ..ism import ISM
+from ..metrics import mmd2
+from ..network import MLP, Score
+from ..objective import LocalDSM, PathwiseDSM, TabulatedDSM
+from ..priors import LinearBeta, langevin
+from ..process import Process
+from ..products import checkerboard as exact_checkerboard
+from ..sample import sample
+from .experiment import Experiment, Grid, Trials, above_zero, curve, over_seeds, row_of, written
+from .learning import Recipe, ScoreError, learn, simulated
+
+TIMES = (0.03, 0.1, 0.2, 0.5, 1.0)
+T0 = 0.01
+"""Where sampling stops."""
+LAM = 0.01
+METHODS = (
+    "local-DSM (paper)",
+    "local-DSM, antithetic",
+    "pathwise",
+    "tabulated",
+    "ISM, ReLU (paper)",
+    "ISM, SiLU",
+    "default",
+)
+
+
+def recipe(method: str, process: Process, *, key) -> Recipe:
+    """Objective and network of a method."""
+    clock = Clock(process)
+    smooth = method == "ISM, SiLU"
+    net = MLP((2,), clock, key=key, activation="silu" if smooth else "relu", time="raw")
+    network = Score(net, clock, parameterization="noise")
+    if method == "default":
+        return Recipe()
+    if method.startswith("ISM"):
+        return Recipe(ISM(process, divergence="hutchinson"), network)
+    objectives = {
+        "local-DSM (paper)": lambda: LocalDSM(process, LAM, variance_reduction="none", times="uniform"),
+        "local-DSM, antithetic": lambda: LocalDSM(process, LAM, times="uniform"),
+        "pathwise": lambda: PathwiseDSM(process, times="uniform"),
+        "tabulated": lambda: TabulatedDSM(process, times="uniform"),
+    }
+    return Recipe(objectives[method](), network)
+
+
+@lru_cache
+def problem(quick: bool) -> tuple[Process, dist.Distribution, ScoreError]:
+    """The process, its prior, and the exact score at fixed states."""
+    prior = dist.Logistic(0.0, 1.0)
+    process = langevin(prior, LinearBeta(0.1, 10.0))
+    exact = exact_checkerboard(process, TIMES, **(dict(cells=2000, steps=20) if quick else {}))
+    states = simulated(process, checkerboard, TIMES, 1_000 if quick else 8_000, key=jax.random.key(10_000), tol=1e-4)
+    scores = [over_samples(lambda y, i=i: exact.score(y, i), states[i]) for i in range(len(TIMES))]
+    return process, prior, ScoreError.at(states, np.stack(scores), TIMES)
+
+
+def trial(part: str, *, quick: bool, seed: int) -> dict:
+    steps, n = (128, 500) if quick else (5_000, 2_000)
+    process, prior, error_of = problem(quick)
+    net_key, fit_key, data_key, sample_key, mmd_key = jax.random.split(jax.random.key(seed), 5)
+    data = np.asarray(checkerboard(data_key, n))
+
+    def evaluate(score) -> dict:
+        found = sample(process, score, prior, n, shape=(2,), t0=T0, steps=50 if quick else 200, key=sample_key)
+        assert isinstance(found, np.ndarray)
+        distance = mmd2(found, data, key=mmd_key)
+        return {"error": error_of(score), "mmd2": distance.value, "floor": distance.floor, "samples": found.round(3)}
+
+    marks = [64] if quick else [250, 500, 1_000, 2_000]
+    options: dict = {"prior": prior} if part == "default" else {"learning_rate": 1e-3}
+    _, rows = learn(
+        process, checkerboard, recipe(part, process, key=net_key), steps=steps, marks=marks, evaluate=evaluate,
+        key=fit_key, **options,
+    )  # fmt: skip
+    return {"rows": rows}
+
+
+def combine(trials: Trials) -> dict:
+    found = {}
+    for name, each in trials.items():
+        rows = [trial["rows"] for trial in each]
+        found[name] = {"steps": [row["step"] for row in rows[0]]}
+        for quantity in ("seconds", "error", "mmd2", "floor"):
+            found[name][quantity] = over_seeds([[row[quantity] for row in one] for one in rows])
+        last = [[one[-1]["seconds"] / one[-1]["step"] * 1e3] for one in rows]
+        found[name]["ms_per_step"] = over_seeds(last)
+    return {"times": list(TIMES), "lambda": LAM, "batch": 1024, "methods": found}
+
+
+def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
+    figure, axes = plot.panels(4, width=3.3, height=3.5)
+    at = TIMES.index(0.1)
+    for j, (name, found) in enumerate(numbers["methods"].items()):
+        style = {"color": f"C{j}", "marker": "o", "ms": 3, "lw": 1.3, "label": name}
+        steps, (seconds, _) = np.array(found["steps"]), curve(found["seconds"])
+        (error, spread), (mmd, mmd_spread) = curve(found["error"]), above_zero(found["mmd2"], 1e-4)
+        axes[0].errorbar(steps, error[:, at], 2 * spread[:, at], **style)
+        axes[1].errorbar(seconds, error[:, at], 2 * spread[:, at], **style)
+        axes[2].errorbar(seconds, mmd, 2 * mmd_spread, **style)
+        axes[3].errorbar(TIMES, error[-1], 2 * spread[-1], **style)
+    floor = float(np.mean([curve(found["floor"])[0] for found in numbers["methods"].values()]))
+    axes[2].axhline(floor, color="k", lw=0.8, ls=":")
+    axes[2].annotate("noise floor", (0.02, floor), xycoords=("axes fraction", "data"), va="bottom", fontsize=8)
+    axes[0].set(xlabel="step", ylabel="relative score error, t = 0.1", xscale="log", yscale="log")
+    axes[1].set(xlabel="seconds of training", ylabel="relative score error, t = 0.1", xscale="log", yscale="log")
+    axes[2].set(xlabel="seconds of training", ylabel="MMD² of samples to data", xscale="log", yscale="log")
+    axes[3].set(xlabel="t", ylabel="relative score error at the end", xscale="log", yscale="log")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+
+    first = {name: each[0]["rows"] for name, each in trials.items()}
+    one = next(iter(first.values()))
+    shown = [1, 3, -1] if len(one) > 3 else [0, -1]
+    rows = {name: [np.array(each[i]["samples"]) for i in shown] for name, each in first.items()}
+    titles = [f"{one[i]['step']} steps" for i in shown]
+    panels = plot.samples_in_panels(rows, titles, limits=((-2.6, 2.6), (-2.6, 2.6)), sideways=True)
+    return {"checkerboard": figure, "checkerboard-samples": panels}
+
+
+def report(numbers: dict) -> list[str | Grid]:
+    methods = numbers["methods"]
+    steps = next(iter(methods.values()))["steps"][-1]
+    rows = []
+    for name, found in methods.items():
+        last = {key: found["error"][key][-1] for key in ("value", "stderr")}
+        mmd = [1e3 * (found["mmd2"][key][-1] or np.nan) for key in ("value", "stderr")]
+        rows.append([name, *row_of(last), written(*mmd), *row_of(found["ms_per_step"])])
+    floor = np.mean([found["floor"]["value"][-1] for found in methods.values()])
+    columns = ["objective", *(f"t = {t:g}" for t in numbers["times"]), "10³ MMD²", "ms a step"]
+    title = f"Relative score error E|s_θ − s|² / E|s|² after {steps} steps, and samples against data (noise floor of "
+    grid = Grid(f"{title}10³ MMD²: {1e3 * floor:.2g})", columns, rows)
+
+    if set(methods) != set(METHODS):
+        return [grid]
+    at = TIMES.index(0.1)
+    final = {name: found["error"]["value"][-1][at] for name, found in methods.items()}
+    seconds = {name: found["seconds"]["value"] for name, found in methods.items()}
+
+    def reached(name: str, wanted: float) -> float | None:
+        """Seconds until the error at t = 0.1 was at most `wanted`."""
+        errors = [values[at] for values in methods[name]["error"]["value"]]
+        return next((s for s, e in zip(seconds[name], errors, strict=True) if e <= wanted), None)
+
+    paper, best = "local-DSM (paper)", "default"
+    sooner = reached(best, final[paper])
+    per_step = {name: found["ms_per_step"]["value"][0] for name, found in methods.items()}
+    slower = per_step["ISM, SiLU"] / per_step[paper]
+    said = [
+        "**Differs from the paper**, which takes the comparison with ISM for one of convergence. With its ReLU network "
+        f"ISM ends at an error of {final['ISM, ReLU (paper)']:.2g} at t = 0.1; with SiLU in place of ReLU, and nothing "
+        f"else changed, at {final['ISM, SiLU']:.2g} (local-DSM, ReLU: {final[paper]:.2g}). The derivative of a ReLU "
+        "network jumps, ISM's gradient does not see the jumps, and is wrong: its failure is the activation's. What is "
+        f"ISM's own is the cost: a step takes {slower:.1f} times one of local-DSM.",
+    ]
+    if sooner:
+        said.append(
+            f"The default has the final error of the paper's recipe (t = 0.1) after {sooner:.0f} s instead of "
+            f"{seconds[paper][-1]:.0f} s, and ends {final[paper] / final[best]:.0f} times lower."
+        )
+    said.append("The paper trained for 20,000 steps; these runs are shorter, for two cores, and all of one length.")
+    return [grid, *said]
+
+
+EXPERIMENT = Experiment(
+    trial, combine, figures, report, parts=METHODS, quick_parts=("local-DSM (paper)", "ISM, SiLU", "default"), seeds=3
+)

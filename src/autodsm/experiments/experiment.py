@@ -1,0 +1,78 @@
+"""What an experiment is: trials for each of its parts and seeds, numbers made of them, figures, and what they say.
+
+A trial is the unit of work that is kept: a run that was stopped goes on with the first trial it does not have. What a
+trial returns is written as JSON and read again before it is used, so that a resumed run sees what the first one saw.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Trials = dict[str, list[dict]]
+"""For each part of an experiment its trials, one for each seed."""
+
+
+class Grid(NamedTuple):
+    """A table of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Experiment(NamedTuple):
+    """One figure or table."""
+
+    trial: Callable[..., dict]
+    """`trial(part, quick=, seed=)`: the numbers of one part, for one seed."""
+    combine: Callable[[Trials], dict]
+    """Numbers over all seeds, for result.json."""
+    figures: Callable[[Trials, dict], dict[str, Figure]]
+    """Figures by name, of trials and numbers."""
+    report: Callable[[dict], list[str | Grid]]
+    """What the numbers say: paragraphs and tables, for the terminal and for the page of results."""
+    parts: tuple[str, ...] = ("all",)
+    quick_parts: tuple[str, ...] | None = None
+    """Those of a quick run, if it leaves some out."""
+    seeds: int = 1
+    """How many, unless the user says; a quick run has one."""
+
+
+def over_seeds(values) -> dict:
+    """Mean over the first axis and its standard error, which a single seed does not have."""
+    values = np.asarray(values, float)
+    several = len(values) > 1
+    stderr = np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) if several else np.full(values.shape[1:], np.nan)
+    return {"value": np.mean(values, axis=0).tolist(), "stderr": stderr.tolist()}
+
+
+def curve(found: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Value and standard error of what `over_seeds` made, as arrays; no error is zero."""
+    value, stderr = (np.asarray(found[name], float) for name in ("value", "stderr"))
+    return value, np.nan_to_num(stderr)
+
+
+def above_zero(found: dict, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a logarithmic axis: an unbiased distance may be below zero, and is shown at `least`."""
+    value, stderr = curve(found)
+    return np.maximum(value, least), stderr
+
+
+def written(value: float | None, stderr: float | None = None, *, digits: int = 2) -> str:
+    """A number as text, with its error if it has one: to `digits` significant digits, or to those of the error."""
+    if value is None or not np.isfinite(value):
+        return "–"
+    if not stderr or not np.isfinite(stderr):
+        return f"{value:.{digits}g}"
+    places = int(np.clip(1 - np.floor(np.log10(stderr)), 0, 8))
+    if abs(value) < 1e-3:
+        power = int(np.floor(np.log10(max(abs(value), stderr))))
+        return f"({value / 10.0**power:.1f} ± {stderr / 10.0**power:.1f})·10^{power}"
+    return f"{value:.{places}f} ± {stderr:.{places}f}"
+
+
+def row_of(found: dict) -> list[str]:
+    """The entries of what `over_seeds` made of lists, as text."""
+    return [written(value, stderr) for value, stderr in zip(found["value"], found["stderr"], strict=True)]

@@ -1,0 +1,118 @@
+"""Training that is watched: what a score is worth after how many steps, and after how many seconds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import PRNGKey
+from ..fit import Model, fit
+from ..metrics import mmd2
+from ..objective import AbstractObjective
+from ..probability_flow import flow
+from ..process import Process
+from ..simulate import initial_states, simulate
+
+
+class Recipe(NamedTuple):
+    """What is compared: an objective and a network, both chosen by `fit` where they are None."""
+
+    objective: AbstractObjective | None = None
+    network: Any = None
+
+
+class ScoreError(eqx.Module):
+    """`E|s_θ − s|² / E|s|²` at several times, over fixed states where the exact score is known."""
+
+    y: jax.Array
+    """(times, n, *shape)"""
+    exact: jax.Array
+    """The same; coordinates that are not compared are NaN, at all states."""
+    times: jax.Array
+
+    @classmethod
+    def at(cls, states, exact, times) -> "ScoreError":
+        """States (times, n, *shape) with exact scores; a path on which one of them is not known is left out."""
+        exact = np.asarray(exact, float)
+        compared = np.any(np.isfinite(exact), axis=(0, 1))
+        known = np.all(np.isfinite(exact) | ~compared, axis=(0, *range(2, exact.ndim)))
+        return cls(jnp.asarray(np.asarray(states)[:, known]), jnp.asarray(exact[:, known]), jnp.asarray(times, float))
+
+    @eqx.filter_jit
+    def __call__(self, score) -> jax.Array:
+        """(times,)"""
+        axes = tuple(range(1, self.y.ndim))
+        found = jax.lax.map(lambda z: jax.vmap(lambda y: score(y, z[1]))(z[0]), (self.y, self.times))
+        return jnp.nansum((found - self.exact) ** 2, axis=axes) / jnp.nansum(self.exact**2, axis=axes)
+
+
+def learn(
+    process: Process,
+    y0,
+    recipe: Recipe,
+    *,
+    steps: int,
+    marks: Sequence[int],
+    evaluate: Callable[..., dict],
+    key: PRNGKey,
+    **options,
+) -> tuple[Model, list[dict]]:
+    """Train with `fit`, and take `evaluate(score)` at the first end of a round at or after each of the marks.
+
+    Each row also has the step, and the seconds of training until then: by the median time of a step, so that neither
+    compilation, nor evaluation, nor what else the machine did for a while counts.
+    """
+    rows: list[dict] = []
+    left = sorted({*(mark for mark in marks if mark < steps), steps})
+
+    def look(step, score):
+        if left and step >= left[0]:
+            rows.append({"step": step, **evaluate(score)})
+            left[:] = [mark for mark in left if mark > step]
+
+    given = {name: value for name, value in recipe._asdict().items() if value is not None}
+    model = fit(process, y0, key=key, steps=steps, each_round=look, **given, **options)
+    per_step = 1.0 / np.median([row["steps_per_s"] for row in model.history])
+    for row in rows:
+        row["seconds"] = float(per_step * row["step"])
+    return model, rows
+
+
+def simulated(process: Process, y0, times, n: int, *, key: PRNGKey, **options) -> np.ndarray:
+    """n simulated paths at `times`, (times, n, *shape)."""
+    start_key, path_key = jax.random.split(key)
+    starts = initial_states(y0, n, key=start_key)
+    at = jnp.asarray(times, starts.dtype)
+    paths = jax.jit(jax.vmap(lambda y, k: simulate(process, y, at, key=k, **options)))
+    return np.moveaxis(np.asarray(paths(starts, jax.random.split(path_key, n))), 1, 0)
+
+
+def carried(process: Process, score, starts, times) -> np.ndarray:
+    """States at the first of the times, (n, *shape), carried through all by the probability flow: (times, n, *shape).
+
+    Those that a wrong score leads out of the finite numbers are not finite.
+    """
+    starts = jnp.asarray(starts)
+    return np.moveaxis(np.asarray(_carry(process, score, starts, jnp.asarray(times, starts.dtype))), 1, 0)
+
+
+@eqx.filter_jit
+def _carry(process: Process, score, starts, times):
+    return jax.vmap(lambda y: flow(process, score, y, times, tol=1e-4))(starts)
+
+
+def distances(ys: np.ndarray, references: np.ndarray, *, key: PRNGKey) -> dict:
+    """MMD² between samples at each time, (times, n, *shape), and its noise floors; samples that are lost are left out.
+
+    With half of them lost there is no distance, and it is NaN.
+    """
+    values, floors = [], []
+    for y, reference in zip(ys, references, strict=True):
+        kept = np.all(np.isfinite(y.reshape(len(y), -1)), axis=1) & np.all(np.abs(y.reshape(len(y), -1)) < 1e6, axis=1)
+        found = mmd2(y[kept], reference, key=key, permutations=40) if kept.mean() > 0.5 else None
+        values.append(np.nan if found is None else found.value)
+        floors.append(np.nan if found is None else found.floor)
+    return {"mmd2": values, "floor": floors}

@@ -1,0 +1,154 @@
+"""All experiments, in their quick form, by one command; what each must show even so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from autodsm import cli
+from autodsm.experiments import EXPERIMENTS
+from autodsm.experiments.gradient_variance import LAMBDAS, REFERENCE, Gradient, same_mean
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """The folder that `autodsm reproduce all --quick` wrote."""
+    out = tmp_path_factory.mktemp("runs") / "all"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["autodsm", "reproduce", "all", "--quick", "--out", str(out)])
+        cli.main()
+    return out
+
+
+@pytest.fixture
+def numbers(everything):
+    """Numbers of an experiment, by name."""
+    return lambda name: json.loads((everything / name / "result.json").read_text())["numbers"]
+
+
+def test_every_experiment_leaves_figures(everything):
+    for name in EXPERIMENTS:
+        assert json.loads((everything / name / "config.json").read_text())["quick"] is True
+        result = json.loads((everything / name / "result.json").read_text())
+        assert result["figures"]
+        for figure in result["figures"]:
+            assert (everything / name / "figures" / f"{figure}.png").stat().st_size > 10_000
+
+
+def test_mean_error(numbers):
+    scheduled, gap = (
+        {q: np.array(x["value"]) for q, x in curves.items()} for curves in numbers("mean-error")["rms_error"].values()
+    )
+    for quantity in ("local mean", "local variance"):
+        assert scheduled[quantity].max() < 1.5 * scheduled[quantity].min()  # flat in t
+        assert np.all(np.diff(gap[quantity]) > 0)  # growing with t
+        assert gap[quantity][-1] > 30 * gap[quantity][0]
+        assert gap[quantity][-1] > 100 * scheduled[quantity][-1]
+
+
+def test_local_kernels_show_agreement_and_disagreement(numbers):
+    distance = {float(k): np.array(v["value"]) for k, v in numbers("local-kernels")["total_variation"].items()}
+    assert np.all(distance[0.05] < 0.04)
+    assert distance[2.0][-1] > 0.08
+
+
+def test_demo_learns_the_exact_score(numbers):
+    found = numbers("demo")
+    error = dict(zip(found["times"], found["relative_score_error"]["value"], strict=True))
+    # 300 steps; a network that stays at the prior's score is off by 0.97, 0.9, 0.6, 0.4, … 0.
+    assert error[0.03] < 0.3
+    assert error[0.1] < 0.1
+    assert error[0.2] < 0.05
+    assert max(error[0.5], error[1.0]) < 0.01
+
+
+def test_lambda_sweep(numbers):
+    gap = numbers("lambda-sweep")["gap"]
+    for name in ("ISM", "0.01", "pathwise", "tabulated"):
+        assert abs(gap[name]["value"]) < 4.5 * gap[name]["stderr"] + 0.01
+    assert gap["ISM"]["stderr"] < 0.05
+
+
+def test_checkerboard_compares_with_the_exact_score(numbers):
+    methods = numbers("checkerboard")["methods"]
+    error = {name: np.array(found["error"]["value"]) for name, found in methods.items()}  # (marks, times)
+    assert np.all(error["default"][-1] < 0.5 * error["local-DSM (paper)"][-1])
+    assert np.all(error["default"][-1, 2:] < 0.05)
+    assert np.all(error["ISM, SiLU"][-1] < 1.0)  # better than no score
+    assert methods["default"]["mmd2"]["value"][-1] < 5 * methods["default"]["floor"]["value"][-1]
+
+
+def test_swimmer(numbers):
+    found = numbers("swimmer")
+    exact = np.array(found["exact_variance"])
+    np.testing.assert_allclose(exact[:, 1], 1.0, atol=0.01)  # v is stationary
+    assert np.all(np.array(found["methods"]["default"]["error"]["value"]) < 0.6)
+    assert np.all(np.array(found["methods"]["ISM, SiLU"]["error"]["value"]) < 1.0)
+
+
+def test_particles(numbers):
+    found = numbers("particles")
+    pathwise, ism = (found["methods"][name] for name in ("pathwise (default)", "ISM"))
+    assert pathwise["lost"]["value"] == ism["lost"]["value"] == 0.0
+    assert pathwise["variance_error"]["value"][-1] < 0.5
+    assert np.all(np.array(found["path_variance"]["value"]) > 0.1)
+
+
+def test_entropy(numbers):
+    found = numbers("entropy")["systems"]
+    for part, quantities in (
+        ("harmonic particles", ("entropy", "system", "total")),
+        ("swimmer", ("entropy", "system")),
+    ):
+        for name in quantities:
+            learned = np.array(found[part]["learned"][name]["value"])
+            exact = np.array(found[part]["exact"][name])
+            assert np.mean(np.abs(learned - exact)) < 0.25 * np.mean(np.abs(exact)) + 0.5, (part, name)
+
+
+@pytest.fixture
+def records(numbers):
+    return numbers("gradient-variance")["processes"]
+
+
+def test_without_reduction_it_grows_as_one_over_lambda(records):
+    for record in records.values():
+        slope = record["slope_none"]
+        assert slope["stderr"] < 0.1
+        assert abs(slope["value"] + 1.0) < 4 * slope["stderr"]
+
+
+def test_with_reduction_it_is_bounded(records):
+    for record in records.values():
+        for name in ("local-DSM, antithetic", "local-DSM, control"):
+            value, stderr = (np.array(record["variance"][name][k]) for k in ("value", "stderr"))
+            assert value[-1] - 2 * stderr[-1] <= 3 * value[0]
+            assert np.all(value < 100 * stderr)  # an error that is not negligible, nor absent
+        assert record["growth"]["local-DSM, none"] > 50
+
+
+def test_targets_without_lambda_are_below_plain_local_dsm(records):
+    at = LAMBDAS.index(1e-2)
+    for record in records.values():
+        variance = record["variance"]
+        plain = variance["local-DSM, none"]["value"][at] - 4 * variance["local-DSM, none"]["stderr"][at]
+        for name in {"pathwise", "tabulated", "ISM, Hutchinson"} & set(variance):
+            assert variance[name]["value"][0] + 4 * variance[name]["stderr"][0] < plain, name
+
+
+def test_mean_gradients_agree(records):
+    for record in records.values():
+        for name, rows in record["variance"].items():
+            # Local kernels with λ = 0.1 are visibly not exact for the coupled process.
+            p = [p for p, lam in zip(rows["p"], LAMBDAS, strict=False) if lam <= 1e-2 or len(rows["p"]) == 1]
+            assert min(p) > 1e-3, name
+        assert record["variance"][REFERENCE]["p"] == [1.0]
+    coupled = records["swirl, correlated noise"]["variance"]["local-DSM, antithetic"]
+    assert coupled["p"][0] < 0.01  # so the comparison can fail
+
+
+def test_same_mean_notices_a_small_shift():
+    noise = np.random.default_rng(0).normal(size=(2, 32, 1000))
+    first, second = (Gradient(1.0, 0.1, x) for x in noise)
+    assert same_mean(first, second) > 0.01
+    assert same_mean(first, second._replace(batch_means=noise[1] + 0.1)) < 0.01

@@ -1,0 +1,209 @@
+"""Experiments as units that can be stopped, resumed and shown; and the page made of their results."""
+
+import itertools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import autodsm as ad
+from autodsm import cli, results
+from autodsm.experiments import EXPERIMENTS, Experiment, Grid
+from autodsm.experiments.experiment import over_seeds, written
+from autodsm.experiments.learning import Recipe, ScoreError, carried, distances, learn
+from autodsm.run import RunFolder
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+class Toy:
+    """An experiment that counts its trials, and is stopped before one of them."""
+
+    def __init__(self):
+        self.done: list[tuple[str, int]] = []
+        self.stop_at: int | None = None
+
+    def trial(self, part, *, quick, seed):
+        """A trial."""
+        if len(self.done) == self.stop_at:
+            raise KeyboardInterrupt
+        self.done.append((part, seed))
+        return {"value": np.float32(10.0 * seed + len(part)), "lost": np.nan, "quick": quick}
+
+    def combine(self, trials):
+        return {part: over_seeds([t["value"] for t in each]) for part, each in trials.items()}
+
+    def figures(self, trials, numbers):
+        return {"toy": Figure()}
+
+    def report(self, numbers):
+        rows = [[part, written(found["value"], found["stderr"])] for part, found in numbers.items()]
+        return [Grid("Values", ("part", "value"), rows), "They **grow**."]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    toy = Toy()
+    parts = {"parts": ("a", "b, c"), "quick_parts": ("a",)}
+    found = Experiment(toy.trial, toy.combine, toy.figures, toy.report, **parts, seeds=3)
+    monkeypatch.setitem(EXPERIMENTS, "toy", found)
+    return toy
+
+
+def run(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr("sys.argv", ["autodsm", *map(str, arguments)])
+    cli.main()
+
+
+def test_a_stopped_experiment_goes_on_where_it_was(toy, monkeypatch, tmp_path, capsys):
+    whole = tmp_path / "whole"
+    run(monkeypatch, "reproduce", "toy", "--out", whole)
+    assert toy.done == [(part, seed) for seed in range(3) for part in ("a", "b, c")]
+    assert "They grow." in capsys.readouterr().out
+
+    toy.done, toy.stop_at = [], 3
+    with pytest.raises(SystemExit, match="130"):
+        run(monkeypatch, "reproduce", "toy", "--out", tmp_path / "cut")
+    assert f"autodsm resume {tmp_path / 'cut'}" in capsys.readouterr().err
+    assert not (tmp_path / "cut" / "result.json").exists()
+    toy.stop_at = None
+    run(monkeypatch, "resume", tmp_path / "cut")
+    assert len(toy.done) == 6
+    first, second = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut"))
+    assert first["numbers"] == second["numbers"]
+    assert first["numbers"]["a"] == {"value": 11.0, "stderr": pytest.approx(10 / np.sqrt(3))}
+    assert first["seeds"] == [0, 1, 2]
+    assert first["command"] == "autodsm reproduce toy"
+    assert "jax" in first["versions"]
+
+
+def test_a_quick_run_is_of_one_seed_and_says_nothing(toy, monkeypatch, tmp_path, capsys):
+    run(monkeypatch, "reproduce", "toy", "--quick", "--seed", "4", "--out", tmp_path / "run")
+    assert toy.done == [("a", 4)]
+    told = capsys.readouterr().out
+    assert "Values" in told
+    assert "grow" not in told
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["command"] == "autodsm reproduce toy --quick --seed 4"
+    assert result["numbers"]["a"] == {"value": 41.0, "stderr": None}
+    trial = json.loads((tmp_path / "run" / "trials" / "a-seed-4.json").read_text())
+    assert trial["lost"] is None
+    assert trial["quick"] is True
+
+
+def test_seeds_must_be_a_count(toy, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "reproduce", "toy", "--seeds", "0", "--out", tmp_path / "run")
+    assert "seeds=0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_takes_numbers_and_figures(toy, monkeypatch, tmp_path, capsys):
+    run(monkeypatch, "reproduce", "toy", "--seeds", "2", "--out", tmp_path / "run")
+    run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "run")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "`autodsm reproduce toy --seeds 2`" in page
+    assert "| a | 6.0 ± 5.0 |" in page
+    assert "They **grow**." in page
+    assert "(figures/toy.png)" in page
+    assert (tmp_path / "docs" / "figures" / "toy.png").exists()
+    run(monkeypatch, "report", tmp_path / "docs")
+    assert (tmp_path / "docs" / "results.md").read_text() == page
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "none")
+    assert "has no result.json" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_committed_page_is_what_its_numbers_say():
+    assert (DOCS / "results.md").read_text() == results.page(DOCS)
+    for path in (DOCS / "results").glob("*.json"):
+        found = json.loads(path.read_text())
+        assert not found["quick"], path
+        for figure in found["figures"]:
+            assert (DOCS / "figures" / f"{figure}.png").stat().st_size > 10_000
+
+
+def test_numbers_as_text():
+    assert written(0.1234) == "0.12"
+    assert written(0.1234, 0.0123) == "0.123 ± 0.012"
+    assert written(12.34, 1.5) == "12.3 ± 1.5"
+    assert written(1234.0, 56.0) == "1234 ± 56"
+    assert written(2e-4, 3e-5) == "(2.0 ± 0.3)·10^-4"
+    assert written(None) == written(np.nan, 1.0) == "–"
+    assert written(0.5, None) == written(0.5, np.nan) == "0.5"
+
+
+def test_over_seeds():
+    found = over_seeds([[1.0, 2.0], [3.0, 2.0]])
+    assert found["value"] == [2.0, 2.0]
+    assert found["stderr"] == [1.0, 0.0]
+    assert np.isnan(over_seeds([1.0])["stderr"])
+
+
+def test_whole_files_only(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    folder.write("result.json", {"a": 1})
+    with pytest.raises(TypeError):
+        folder.write("result.json", {"a": object()})
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"a": 1}
+
+
+def test_score_error_is_the_metric():
+    y = jax.random.normal(jax.random.key(0), (2, 500, 2))
+    exact, score = (lambda y, t: -y * (1 + t)), (lambda y, t: -y * (1.1 + t))
+    times = np.array([0.5, 1.0])
+    truth = np.stack([np.asarray(exact(y[i], t)) for i, t in enumerate(times)])
+    found = np.asarray(ScoreError.at(y, truth, times)(score))
+    for value, z, t in zip(found, y, times, strict=True):
+        assert value == pytest.approx(ad.metrics.relative_score_error(score, exact, z, t).value, rel=1e-4)
+    assert found[0] == pytest.approx((0.1 / 1.5) ** 2, rel=1e-3)
+
+    truth[..., 0] = np.nan  # a coordinate that is not compared
+    truth[1, 7] = np.nan  # a path that is not
+    error = ScoreError.at(y, truth, times)
+    assert error.y.shape == (2, 499, 2)
+    other = error(lambda y, t: jnp.stack([100.0 + 0 * y[0], -y[1] * (1.1 + t)]))
+    assert float(other[0]) == pytest.approx(found[0], rel=1e-3)
+
+
+def test_learning_is_watched_at_its_marks():
+    system = ad.systems.ornstein_uhlenbeck(1)
+    seen = []
+
+    def evaluate(score):
+        seen.append(score(jnp.array([1.0]), 1.0))
+        return {"at": float(seen[-1][0])}
+
+    model, rows = learn(
+        *system[:2], Recipe(), steps=96, marks=[20, 40, 500], evaluate=evaluate, key=jax.random.key(0),
+        width=8, depth=1, batch_size=64, progress=False,
+    )  # fmt: skip
+    ends = [row["step"] for row in model.history]
+    assert [row["step"] for row in rows] == sorted({next(e for e in ends if e >= mark) for mark in (20, 40, 96)})
+    assert rows[-1]["at"] == pytest.approx(float(model.score(jnp.array([1.0]), 1.0)[0]), rel=1e-5)
+    assert all(b["seconds"] > a["seconds"] > 0 for a, b in itertools.pairwise(rows))
+
+
+def test_samples_are_carried_and_compared():
+    system = ad.systems.ornstein_uhlenbeck(1, t1=2.0)  # stationary N(0, 1)
+    starts = np.asarray(system.y0(jax.random.key(0), 400))
+    times = [0.1, 1.0, 2.0]
+    ys = carried(system.process, lambda y, t: -y, starts, times).copy()
+    np.testing.assert_allclose(ys, np.broadcast_to(starts, ys.shape), atol=1e-4)  # in equilibrium nothing moves
+    same = distances(ys, np.asarray(jax.random.normal(jax.random.key(1), ys.shape)), key=jax.random.key(2))
+    assert np.mean(np.array(same["mmd2"]) <= np.array(same["floor"])) > 0.5
+    ys[1, :300] = np.nan
+    ys[2] += 3.0
+    lost = distances(ys, np.asarray(jax.random.normal(jax.random.key(1), ys.shape)), key=jax.random.key(2))
+    assert np.isnan(lost["mmd2"][1])
+    assert lost["mmd2"][2] > 10 * lost["floor"][2]
+
+
+def test_every_experiment_says_what_it_is():
+    for name in EXPERIMENTS:
+        assert results.summary(name).endswith(".")
