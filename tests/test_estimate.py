@@ -1,10 +1,12 @@
 """Means with standard errors, and functions over samples in chunks."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import autodsm as ad
 from autodsm.estimate import chunk_for, estimate, over_samples
 
 
@@ -30,3 +32,30 @@ def test_chunks_by_size():
     assert chunk_for(1) == 4096
     assert chunk_for(1 << 20) == 4
     assert chunk_for(1 << 30) == 1
+
+
+def test_a_module_is_compiled_once_for_all_its_values():
+    traced = []
+
+    def shifted(by, y):
+        traced.append(1)
+        return y + by
+
+    for by in (1.0, 2.0, 3.0):
+        np.testing.assert_allclose(over_samples(eqx.Partial(shifted, jnp.asarray(by)), np.zeros(7)), by)
+    assert len(traced) == 1
+
+
+def test_observables_of_several_times_compile_once():
+    traced = []
+
+    def score(y, t):
+        traced.append(1)
+        return -y
+
+    process = ad.systems.ornstein_uhlenbeck(1).process
+    ys = np.asarray(jax.random.normal(jax.random.key(0), (50, 1)))
+    ad.observables.entropy_rate(process, score, ys, 1.0)
+    first = len(traced)
+    ad.observables.entropy_rate(process, score, ys, 2.0)
+    assert len(traced) == first

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,10 +37,19 @@ def chunk_for(numbers: int) -> int:
     return int(np.clip(_NUMBERS // max(1, numbers), 1, 4096))
 
 
+@eqx.filter_jit
+def _mapped(function: Callable, *batch):
+    return jax.vmap(function)(*batch)
+
+
 def over_samples(function: Callable, ys, *, key: PRNGKey | None = None, chunk: int = 4096):
-    """`function(y)` at each of the samples, or `function(y, key)` with keys of their own; arrays, made in chunks."""
+    """`function(y)` at each of the samples, or `function(y, key)` with keys of their own; arrays, made in chunks.
+
+    A function that is a module, such as `eqx.Partial(f, score, t)`, is compiled once for all values of its arrays; any
+    other at each call.
+    """
     check_count("chunk", chunk)
-    run = jax.jit(jax.vmap(function))
+    run = eqx.Partial(_mapped, function) if isinstance(function, eqx.Module) else jax.jit(jax.vmap(function))
     n = len(ys)
     rest = () if key is None else (jax.random.split(key, n),)
     chunk = max(1, min(chunk, n))

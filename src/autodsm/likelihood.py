@@ -189,7 +189,7 @@ class ELBO(eqx.Module):
         size = int(np.prod(np.shape(xs)[1:]))
         every = size if self.kind == "ism" and self.divergence == "exact" else 1  # derivatives of each score
         chunk = chunk_for(size * self.draws * every) if chunk is None else chunk
-        values = over_samples(lambda x, k: self(score, x, key=k), xs, key=key, chunk=chunk)
+        values = over_samples(eqx.Partial(_bound, self, score), xs, key=key, chunk=chunk)
         if bad := int(np.sum(~np.isfinite(values))):
             raise FloatingPointError(
                 f"the bound is not finite for {bad} of {len(values)} examples: is the score, on [t0, t1]?"
@@ -229,6 +229,10 @@ class ELBO(eqx.Module):
         off = structure.join(structure.matvec(A, structure.split(x - point)))
         log_det = jnp.sum(jnp.log(jnp.abs(A)) if isinstance(structure, Elementwise) else inverse_and_log_det(A)[1])
         return y, kernel.log_prob(kernel.mean + off) + log_det - encoder.log_prob(y)
+
+
+def _bound(bound: ELBO, score: Callable, x: State, key: PRNGKey) -> Array:
+    return bound(score, x, key=key)
 
 
 def elbo(process: Process, score: Callable, prior, x: StateLike, *, key: PRNGKey, **options) -> Float[Array, ""]:

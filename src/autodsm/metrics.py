@@ -11,6 +11,7 @@ cases.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -236,13 +237,17 @@ def _median_bandwidths(pooled: np.ndarray, key: PRNGKey) -> tuple[float, ...]:
     return tuple(b * median for b in _SPREAD)
 
 
+def _both(score: Callable, exact: Callable, t, y):
+    return score(y, t), exact(y, t)
+
+
 def _scores(score: Callable, exact: Callable, y, t) -> tuple[np.ndarray, np.ndarray]:
     """Both scores at all states of y, (n, *shape)."""
     if np.ndim(t) != 0:
         raise ValueError(f"t has shape {np.shape(t)}; give one time.")
     _flat("y", y)
     y = as_floating(y)
-    s, s_exact = over_samples(lambda y: (score(y, t), exact(y, t)), y)
+    s, s_exact = over_samples(eqx.Partial(_both, score, exact, jnp.asarray(t, y.dtype)), y)
     for name, value in (("score", s), ("exact", s_exact)):
         if value.shape != y.shape:
             shapes = f"shape {value.shape[1:]} for a state of shape {y.shape[1:]}"

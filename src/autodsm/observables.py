@@ -14,6 +14,7 @@ exists for degenerate noise; total and medium need an invertible D, and are refu
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +83,7 @@ def log_density(
     if divergence == "hutchinson" and key is None:
         raise ValueError('divergence="hutchinson" draws random probes: give key=...')
 
-    def carry(y, key=None):
-        return flow_with_density(process, score, y, times, tol=tol, divergence=divergence, probes=probes, key=key)
-
+    carry = eqx.Partial(_carry, process, score, jnp.asarray(times, ys.dtype), tol, divergence, probes)
     found = over_samples(carry, ys, key=key if divergence == "hutchinson" else None, chunk=chunk)
     if not np.all(np.isfinite(found.gain)):
         raise lost(process, score, ys[:256], np.asarray(times, float))
@@ -118,15 +117,8 @@ def entropy_rate(
     at = jnp.asarray(t, ys.dtype)
     if form == "score":
         check_invertible(process, ys.shape[1:], what='form="score"', remedy='Use form="divergence".', at=t)
-        found = over_samples(lambda y: -jnp.sum(velocity(process, score, y, at) * score(y, at)), ys, chunk=chunk)
-        return estimate(found)
-
-    def rate(y, key=None):
-        along = trace_directions(divergence, probes, key, y)
-        assert along is not None
-        _, push = jax.linearize(lambda y: velocity(process, score, y, at), y)
-        return jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along))
-
+        return estimate(over_samples(eqx.Partial(_against_score, process, score, at), ys, chunk=chunk))
+    rate = eqx.Partial(_divergence_of_velocity, process, score, at, divergence, probes)
     return estimate(over_samples(rate, ys, key=key if divergence == "hutchinson" else None, chunk=chunk))
 
 
@@ -150,12 +142,8 @@ def entropy_production(process: Process, score: Callable, ys, t: float, *, chunk
         at=t,
     )
 
-    def rates(y):
-        v, s = velocity(process, score, y, at), score(y, at)
-        forced = 2.0 * _solve_Q(process, at, v)
-        return -jnp.sum(v * s), jnp.sum(forced * process.f(y, at)), jnp.sum(forced * v)
-
-    return EntropyProduction(*(estimate(values) for values in over_samples(rates, ys, chunk=chunk)))
+    found = over_samples(eqx.Partial(_rates, process, score, at), ys, chunk=chunk)
+    return EntropyProduction(*(estimate(values) for values in found))
 
 
 def average(function: Callable[[State], Array], ys, *, chunk: int = 4096) -> Estimate:
@@ -181,10 +169,38 @@ def _check(process: Process, score: Callable, ys, t: float) -> Array:
     if not 0 <= t <= process.t1 * (1 + 1e-6):
         raise ValueError(f"t={t} is outside the span of the process, [0, {process.t1}].")
     check_score(score, ys.shape[1:], ys.dtype)
-    finite = over_samples(lambda y: jnp.all(jnp.isfinite(score(y, jnp.asarray(t, y.dtype)))), ys)
+    finite = over_samples(eqx.Partial(_is_finite, score, jnp.asarray(t, ys.dtype)), ys)
     if bad := int(np.sum(~finite)):
         raise FloatingPointError(f"the score is not finite at t={t:g}, for {bad} of {len(ys)} samples.")
     return ys
+
+
+# Functions of one sample, the last argument but a key.
+
+
+def _carry(process: Process, score: Callable, times, tol, divergence, probes, y: State, key=None):
+    return flow_with_density(process, score, y, times, tol=tol, divergence=divergence, probes=probes, key=key)
+
+
+def _is_finite(score: Callable, t, y: State) -> Array:
+    return jnp.all(jnp.isfinite(score(y, t)))
+
+
+def _against_score(process: Process, score: Callable, t, y: State) -> Array:
+    return -jnp.sum(velocity(process, score, y, t) * score(y, t))
+
+
+def _divergence_of_velocity(process: Process, score: Callable, t, divergence, probes, y: State, key=None) -> Array:
+    along = trace_directions(divergence, probes, key, y)
+    assert along is not None
+    _, push = jax.linearize(lambda y: velocity(process, score, y, t), y)
+    return jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along))
+
+
+def _rates(process: Process, score: Callable, t, y: State) -> tuple[Array, Array, Array]:
+    v, s = velocity(process, score, y, t), score(y, t)
+    forced = 2.0 * _solve_Q(process, t, v)
+    return -jnp.sum(v * s), jnp.sum(forced * process.f(y, t)), jnp.sum(forced * v)
 
 
 def _solve_Q(process: Process, t, v: State) -> State:

@@ -21,7 +21,7 @@ from ..systems import System, harmonic_particles
 from ..systems import swimmer as make_swimmer
 from .experiment import Experiment, Grid, Trials, curve, over_seeds, row_of, written
 from .learning import simulated
-from .swimmer import density_on_grid
+from .swimmer import density_on_grid, places
 
 TIMES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0])
 PARTS = ("harmonic particles", "swimmer")
@@ -80,15 +80,9 @@ def _exact(system: System, quick: bool, harmonic: bool) -> dict:
         logs = [0.5 * (2 * (n - 1) * np.log(f) + 2 * np.log(c)) + n * np.log(2 * np.pi * np.e) for f, c in parts]
         rates = np.array([exact.production(t) for t in TIMES])
         return {"entropy": logs, "system": rates[:, 0], "total": rates[:, 1], "medium": rates[:, 1] - rates[:, 0]}
-    h = 0.05
-    around = np.unique(np.concatenate([TIMES - h, TIMES, np.minimum(TIMES + h, system.process.t1)]).round(6))
-    values = density_on_grid(system, around, quick=quick).entropy()
-    at = {t: s for t, s in zip(around, values, strict=True)}
-    back = [at[round(float(t - h), 6)] for t in TIMES]
-    ahead = [at.get(round(float(t + h), 6), np.nan) for t in TIMES]
-    here = [at[round(float(t), 6)] for t in TIMES]
-    slope = [(b - a) / (2 * h) if np.isfinite(b) else (c - a) / h for a, b, c in zip(back, ahead, here, strict=True)]
-    return {"entropy": here, "system": slope}
+    grid = density_on_grid(system, quick=quick)
+    values, at = grid.entropy(), places(grid, TIMES)
+    return {"entropy": values[at], "system": np.gradient(values, grid.times, edge_order=2)[at]}
 
 
 def combine(trials: Trials) -> dict:

@@ -47,7 +47,7 @@ def variances(ys: np.ndarray) -> np.ndarray:
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
-    steps, n, many = (64, 300, 600) if quick else (3_000, 2_000, 10_000)
+    steps, n, many = (64, 300, 600) if quick else (1_500, 2_000, 10_000)
     process, y0, _ = problem()
     fit_key, start_key, path_key, mmd_key = jax.random.split(jax.random.key(seed), 4)
     times = np.concatenate([[EARLIEST * process.t1], TIMES])
@@ -60,7 +60,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
         return {**found, "variance": variances(ys), "lost": np.mean(~np.isfinite(ys[-1]))}
 
     _, rows = learn(
-        process, y0, recipe(part, process), steps=steps, marks=[] if quick else [1_000], evaluate=evaluate, key=fit_key
+        process, y0, recipe(part, process), steps=steps, marks=[] if quick else [500], evaluate=evaluate, key=fit_key
     )
     return {"rows": rows, "path_variance": variances(paths)}
 

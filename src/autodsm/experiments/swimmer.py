@@ -28,6 +28,7 @@ from .learning import Recipe, ScoreError, carried, distances, learn, simulated
 
 TIMES = np.linspace(0.5, 5.0, 10)
 SHOWN = (1.0, 3.0, 5.0)
+INTERVAL = 0.125
 LAM = 0.01
 _KEPT = ("error", "mmd2", "floor", "variance", "seconds")
 METHODS = ("local-DSM (paper)", "local-DSM, antithetic", "ISM, ReLU", "ISM, SiLU", "default")
@@ -46,18 +47,24 @@ def recipe(method: str, process: Process, *, key) -> Recipe:
     return Recipe(LocalDSM(process, LAM, times="uniform"), network)
 
 
-def density_on_grid(system: System, times, *, quick: bool) -> GridDensity2D:
-    """The Fokker–Planck solution from standard normal x and v."""
-    cells = (192, 120) if quick else (384, 300)
-    ranges = ((-4.8, 4.8), (-6.0, 6.0))
+def density_on_grid(system: System, *, quick: bool) -> GridDensity2D:
+    """The Fokker–Planck solution from standard normal x and v, at all multiples of INTERVAL up to t1."""
+    cells, ranges = (192, 120) if quick else (768, 600), ((-4.8, 4.8), (-6.0, 6.0))
+    times = INTERVAL * np.arange(1, round(system.process.t1 / INTERVAL) + 1)
     normal = lambda x, v: np.exp(-(x**2 + v**2) / 2)  # noqa: E731
-    return solve_2d(system.process, normal, times, ranges=ranges, cells=cells, steps=10 if quick else 40)
+    return solve_2d(system.process, normal, times, ranges=ranges, cells=cells, steps=5)
+
+
+def places(grid: GridDensity2D, times) -> np.ndarray:
+    """Where the times are among those of the grid."""
+    return np.argmin(np.abs(grid.times[:, None] - np.asarray(times)), axis=0)
 
 
 @lru_cache
 def problem(quick: bool) -> tuple[System, ScoreError, GridDensity2D]:
     system = make_swimmer()
-    grid = density_on_grid(system, TIMES, quick=quick)
+    grid = density_on_grid(system, quick=quick)
+    grid = grid._replace(times=TIMES, q=grid.q[places(grid, TIMES)])
     states = simulated(*system[:2], TIMES, 1_000 if quick else 8_000, key=jax.random.key(10_000))
     table = jnp.asarray(grid.score())
     at = jax.jit(jax.vmap(lambda y, one: grid.interpolate(one, y), in_axes=(0, None)))
