@@ -211,3 +211,31 @@ def test_a_time_at_the_very_start(monkeypatch, kind):
     """A draw may fall on δ itself, where a kernel from δ has no width."""
     monkeypatch.setattr("autodsm.likelihood.jax.random.uniform", lambda *a, **k: jnp.zeros(()))
     assert np.isfinite(ad.elbo(ad.vp(), lambda y, t: -y, PRIOR, jnp.ones(2), key=KEY, kind=kind, draws=4))
+
+
+CORRELATED = np.array([[0.8, 0.0], [0.5, 0.4]])
+
+
+@pytest.mark.parametrize("kind", ["ism", "local-dsm"])
+@pytest.mark.parametrize("name", ["auxiliary velocity", "correlated noise", "image"])
+def test_bounds_of_other_states_and_noises(name, kind):
+    """With the exact score and the exact law as prior nothing is lost: no noise in half of the coordinates, noise that
+    mixes them, a state of three axes."""
+    if name == "auxiliary velocity":
+        process, mean = ad.cld(), np.array([0.5, -0.3])
+        cov = np.diag([0.3, 0.25])
+    elif name == "correlated noise":
+        turn = jnp.array([[-1.0, 0.7], [-0.7, -0.5]])
+        process, mean, cov = ad.Process(lambda y, t: turn @ y, CORRELATED, 1.0), MEAN, COV
+    else:
+        process, mean = ad.vp(), np.linspace(-0.5, 0.5, 4).reshape(1, 2, 2)
+        cov = np.diag([0.2, 0.3, 0.4, 0.5])
+    exact = ad.reference.gaussian_marginals(process, mean, cov)
+    prior = SimpleNamespace(log_prob=lambda y: exact.log_density(y, process.t1))
+    bound = ad.ELBO(process, prior, kind=kind, t0=0.05, draws=128, decoder=False)
+    y = exact.sample(jax.random.key(1), 4000, 0.05)
+    gap = estimate(
+        over_samples(lambda y, k: bound(exact.score, y, key=k) - exact.log_density(y, 0.05), y, key=KEY, chunk=500)
+    )
+    assert gap.stderr < 0.15
+    assert abs(gap.value) < 4.5 * gap.stderr + 0.01
