@@ -36,6 +36,7 @@ ORDER = [
     "network",
     "objective",
     "ism",
+    "cifar10",
     "data",
     "products",
     "estimate",

@@ -1,4 +1,4 @@
-"""The command line: `autodsm list | reproduce | report | train | fit | resume | sample | evaluate`."""
+"""The command line: `autodsm list | reproduce | report | data | train | fit | resume | sample | evaluate`."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from . import results
+from . import cifar10, results
 from .errors import check_count, check_name
 from .experiments import EXPERIMENTS
 from .problems import PROBLEMS
@@ -120,10 +120,24 @@ class Evaluate:
     seed: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Import a data set, verified, so that experiments find it."""
+
+    name: tyro.conf.Positional[Literal["cifar10"]]
+    source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """A folder, or an archive (.tar.gz, .tgz), with the binary version of CIFAR-10."""
+    download: bool = False
+    """Fetch the official archive instead."""
+    out: Path | None = None
+    """Folder to write; by default one in the user's cache, or in AUTODSM_DATA."""
+
+
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Fit, tyro.conf.subcommand("fit")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
@@ -172,6 +186,17 @@ def run_experiment(path: Path, config: dict, console: Console) -> None:
     console.print(f"{config['experiment']}: done in {took:.0f} s, written to {path}", soft_wrap=True)
 
 
+def import_data(command: Data, console: Console) -> None:
+    if (command.source is None) == (not command.download):
+        raise ValueError("give either --from PATH, a folder or an archive, or --download.")
+    out = cifar10.default_folder() if command.out is None else command.out
+    if command.source is None:
+        cifar10.download(out, console.print)
+    else:
+        cifar10.import_from(command.source, out, console.print)
+    console.print(f"CIFAR-10: 50,000 + 10,000 images, verified, in {out}", soft_wrap=True)
+
+
 def start(command: Train | Fit, console: Console) -> None:
     if isinstance(command, Train):
         source, name = {"problem": command.problem}, command.problem
@@ -209,6 +234,8 @@ def main() -> None:
             show_list(console)
         elif isinstance(command, Reproduce):
             reproduce(command, console)
+        elif isinstance(command, Data):
+            import_data(command, console)
         elif isinstance(command, Report):
             console.print(f"Written: {results.publish(command.docs, command.add)}", soft_wrap=True)
         elif isinstance(command, Resume):
@@ -220,7 +247,7 @@ def main() -> None:
             evaluate_run(open_finished(command.run), console, n=command.n, seed=command.seed)
         else:
             start(command, console)
-    except (ValueError, TypeError, FileExistsError, FloatingPointError) as error:
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError, FloatingPointError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt as stop:
