@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "autodsm"
 # Data flows down this list.
-PACKAGES = ("experiments", "targets")
+PACKAGES = ("experiments", "network", "targets")
 ORDER = [
     "_types",
     "errors",

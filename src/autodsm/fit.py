@@ -174,6 +174,10 @@ def fit(
     if progress:
         print(f"objective: {setup.reason}")
     _, static = eqx.partition(setup.network, trainable(setup.network))
+
+    def used(weights):  # without dropout
+        return eqx.nn.inference_mode(eqx.combine(weights, static))
+
     state, history = train(
         setup.objective,
         setup.network,
@@ -184,9 +188,9 @@ def fit(
         folder=None if out is None else open_run(Path(out), setup.config),
         checkpoint_every=checkpoint_every,
         progress=progress,
-        each_round=each_round and (lambda step, state: each_round(step, eqx.combine(state.ema, static))),
+        each_round=each_round and (lambda step, state: each_round(step, used(state.ema))),
     )
-    score, last = eqx.combine(state.ema, static), eqx.combine(state.params, static)
+    score, last = used(state.ema), used(state.params)
     return Model(score, last, setup.objective, history, setup.config)
 
 

@@ -22,9 +22,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._types import PRNGKey, State, StateLike
-from .clock import Clock
-from .errors import as_floating, check_count, check_name, check_positive, is_concrete
+from .._types import PRNGKey, State, StateLike
+from ..clock import Clock
+from ..errors import as_floating, check_count, check_name, check_positive, is_concrete
+from .unet import UNet as UNet
 
 _SMOOTH = ("celu", "elu", "gelu", "mish", "silu", "softplus", "tanh")
 _BENT = ("hard_tanh", "leaky_relu", "relu", "relu6", "selu")
@@ -302,5 +303,6 @@ def _apply(layers: list[_Linear], x: Array, activation: str) -> Array:
 
 def state_shape(score) -> Shape | None:
     """The shape of a state, if a network of this library says it."""
-    nodes = jax.tree.leaves(score, is_leaf=lambda node: isinstance(node, _Inputs))
-    return next((node.shape for node in nodes if isinstance(node, _Inputs)), None)
+    known = (_Inputs, UNet)
+    nodes = jax.tree.leaves(score, is_leaf=lambda node: isinstance(node, known))
+    return next((node.shape for node in nodes if isinstance(node, known)), None)

@@ -1,0 +1,162 @@
+"""U-Nets: sizes as published, layers against plain formulas, dropout and precision as promised."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import autodsm as ad
+from autodsm.clock import Clock
+from autodsm.network import Score, UNet, state_shape
+from autodsm.network.unet import _Affine, _Attention, _Norm, _waves
+
+KEY = jax.random.key(0)
+SHAPE = (2, 8, 8)
+SMALL = dict(channels=8, levels=(1, 2), blocks=1, attention=(4,))
+
+
+@pytest.fixture(scope="module")
+def clock():
+    return Clock(ad.vp())
+
+
+def shaken(net, scale=0.3):
+    """With random numbers added to all weights, also to those that start at zero."""
+    leaves, tree = jax.tree.flatten(eqx.filter(net, eqx.is_inexact_array))
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    moved = [
+        x + scale * jax.random.normal(k, x.shape) / np.sqrt(max(1, x[0].size))
+        for x, k in zip(leaves, keys, strict=True)
+    ]
+    return eqx.combine(jax.tree.unflatten(tree, moved), net)
+
+
+@pytest.mark.parametrize(
+    ("options", "millions"),
+    [
+        (dict(), 35.746307),  # Ho et al.: 35.7
+        (dict(style="improved", blocks=3, attention=(16, 8)), 52.542979),  # Nichol & Dhariwal: 52.5
+        (dict(style="improved", blocks=3, attention=(16, 8), channels=160, levels=(1, 2, 3, 4)), 180.496163),
+    ],
+)
+def test_published_sizes(clock, options, millions):
+    net = eqx.filter_eval_shape(lambda k: UNet((3, 32, 32), clock, key=k, **options), KEY)
+    sizes = [leaf.size for leaf in jax.tree.leaves(net) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    assert sum(sizes) == round(1e6 * millions)
+
+
+@pytest.mark.parametrize("style", ["ddpm", "improved"])
+def test_starts_at_zero_and_uses_state_and_time(clock, style):
+    net = UNet(SHAPE, clock, key=KEY, style=style, **SMALL)
+    y = jax.random.normal(KEY, SHAPE)
+    np.testing.assert_array_equal(net(y, 0.5), np.zeros(SHAPE))
+    net = eqx.nn.inference_mode(shaken(net))
+    assert net(y, 0.5).shape == SHAPE
+    assert not np.allclose(net(y, 0.5), net(y, 0.6))
+    far = y.at[0, 0, 0].add(1.0)
+    assert np.abs(net(far, 0.5) - net(y, 0.5))[:, -1, -1].max() > 1e-6  # attention sees the whole image
+    assert state_shape(Score(net, clock)) == SHAPE
+
+
+def test_layers_against_equinox():
+    x = jax.random.normal(KEY, (8, 6, 6))
+    for size, stride in ((3, 1), (1, 1)):
+        ours = _Affine(8, 4, size, KEY, stride=stride)
+        theirs = eqx.nn.Conv2d(8, 4, size, padding=size // 2, key=KEY)
+        theirs = eqx.tree_at(lambda m: (m.weight, m.bias), theirs, (ours.weight, ours.bias[:, None, None]))
+        np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
+    assert _Affine(8, 4, 3, KEY, stride=2)(x).shape == (4, 3, 3)
+    np.testing.assert_allclose(_Norm(8)(x), eqx.nn.GroupNorm(8, 8, eps=1e-6)(x), atol=1e-5)
+
+
+def test_attention_against_its_formula():
+    x = jax.random.normal(KEY, (4, 3, 3))
+    layer = shaken(_Attention(4, 2, KEY))
+    z = np.asarray(layer.norm(x)).reshape(4, 9)
+    q, k, v = (np.asarray(f.weight)[:, :, 0, 0] @ z + np.asarray(f.bias)[:, None] for f in layer.inner)
+    mixed = np.zeros((4, 9))
+    for head in (slice(0, 2), slice(2, 4)):
+        weights = np.exp(q[head].T @ k[head] / np.sqrt(2.0))
+        weights /= weights.sum(axis=1, keepdims=True)
+        mixed[head] = v[head] @ weights.T
+    out = np.asarray(layer.outer.weight)[:, :, 0, 0] @ mixed + np.asarray(layer.outer.bias)[:, None]
+    np.testing.assert_allclose(layer(x).reshape(4, 9), np.asarray(x).reshape(4, 9) + out, atol=1e-5)
+
+
+def test_waves_of_the_time():
+    found = np.asarray(_waves(jnp.asarray(3.0), 8))
+    rates = 10_000.0 ** (-np.arange(4) / 3)
+    np.testing.assert_allclose(found, np.concatenate([np.sin(3 * rates), np.cos(3 * rates)]), atol=1e-6)
+
+
+def test_dropout_is_for_training_and_repeats_itself(clock):
+    net = shaken(UNet(SHAPE, clock, key=KEY, dropout=0.5, **SMALL))
+    y = jax.random.normal(KEY, SHAPE)
+    np.testing.assert_array_equal(net(y, 0.5), net(y, 0.5))
+    still = eqx.nn.inference_mode(net)
+    assert not np.allclose(net(y, 0.5), still(y, 0.5))
+    # Other states get other masks, on average the network without.
+    ys = y + 1e-4 * jax.random.normal(jax.random.key(1), (400, *SHAPE))
+    drops = np.asarray(jax.vmap(lambda y: net(y, 0.5))(ys))
+    assert drops.std(axis=0).mean() > 1e-3
+
+
+def test_computing_in_half_precision(clock):
+    net = eqx.nn.inference_mode(shaken(UNet(SHAPE, clock, key=KEY, **SMALL)))
+    half = _with(net, compute=jnp.bfloat16)
+    y = jax.random.normal(KEY, SHAPE)
+    full, found = net(y, 0.5), half(y, 0.5)
+    assert found.dtype == jnp.float32
+    size = float(jnp.std(full))
+    assert 1e-5 * size < float(jnp.max(jnp.abs(found - full))) < 0.1 * size
+    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5)))(half)))
+
+
+def _with(net, **changed):
+    """The same network with other static fields."""
+    new = object.__new__(type(net))
+    for name in net.__dataclass_fields__:
+        object.__setattr__(new, name, changed.get(name, getattr(net, name)))
+    return new
+
+
+def test_rematerialization_changes_no_gradient(clock):
+    net = eqx.nn.inference_mode(shaken(UNet(SHAPE, clock, key=KEY, **SMALL)))
+    y = jax.random.normal(KEY, SHAPE)
+    grads = [eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5) ** 2))(_with(net, remat=r)) for r in (False, True)]
+    for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * (1 + np.abs(a).max()))
+
+
+def test_training_returns_scores_without_dropout():
+    process, images = ad.vp(), ad.data.digits()
+    network = Score(UNet(images.shape, Clock(process), key=KEY, **SMALL), Clock(process))
+    model = ad.fit(process, images, key=KEY, network=network, steps=2, batch_size=8, progress=False)
+    assert model.score.net.down[0][0].residual.dropout.inference
+    assert not network.net.down[0][0].residual.dropout.inference
+    assert all(np.isfinite(row["loss"]) for row in model.history)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(shape=(3, 8)), "must be \\(channels, height, width\\)"),
+        (dict(shape=(3, 6, 8), levels=(1, 1, 1)), "cannot be halved 2 times"),
+        (dict(channels=6), "multiple of four"),
+        (dict(style="impoved"), "Did you mean 'improved'"),
+        (dict(heads=3), "heads=3 must divide"),
+        (dict(dropout=1.0), "dropout=1.0"),
+        (dict(levels=()), "levels="),
+        (dict(blocks=0), "blocks=0"),
+    ],
+)
+def test_bad_arguments(clock, options, text):
+    shape = options.pop("shape", SHAPE)
+    with pytest.raises(ValueError, match=text):
+        UNet(shape, clock, key=KEY, **{**SMALL, **options})
+
+
+def test_wrong_images_are_named(clock):
+    with pytest.raises(ValueError, match="Give ONE image"):
+        UNet(SHAPE, clock, key=KEY, **SMALL)(jnp.zeros((5, *SHAPE)), 0.5)
