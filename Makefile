@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench figures clean
+.PHONY: demo test lint types bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -31,17 +31,13 @@ bench: $(STAMP)
 	"$(BIN)/python" benchmarks/step_cost.py
 	"$(BIN)/python" benchmarks/time_to_quality.py
 
-# The figures and numbers that the README shows.
-figures: $(STAMP)
-	rm -rf runs/figures
-	"$(BIN)/autodsm" reproduce all --out runs/figures
-	mkdir -p docs/figures
-	cp runs/figures/demo/figures/demo.png docs/figures/demo.png
-	cp runs/figures/mean-error/figures/mean-error.png docs/figures/mean-error.png
-	cp runs/figures/gradient-variance/figures/gradient-variance.png docs/figures/gradient-variance.png
-	cp runs/figures/lambda-sweep/figures/lambda-sweep.png docs/figures/lambda-sweep.png
-	mkdir -p docs/results
-	for name in demo gradient-variance lambda-sweep; do cp runs/figures/$$name/result.json docs/results/$$name.json; done
+# All experiments, in full, into the page of results: hours on two cores. Stopped, it goes on where it was.
+results: $(STAMP)
+	for name in $$("$(BIN)/python" -c "from autodsm.experiments import EXPERIMENTS; print(*EXPERIMENTS)"); do \
+	  if [ -d runs/results/$$name ]; then "$(BIN)/autodsm" resume runs/results/$$name; \
+	  else "$(BIN)/autodsm" reproduce $$name --out runs/results/$$name; fi || exit 1; \
+	done
+	"$(BIN)/autodsm" report docs --add runs/results/*
 
 clean:
 	rm -rf "$(VENV)"

@@ -133,7 +133,8 @@ def test_numbers_as_text():
     assert written(0.1234, 0.0123) == "0.123 ± 0.012"
     assert written(12.34, 1.5) == "12.3 ± 1.5"
     assert written(1234.0, 56.0) == "1234 ± 56"
-    assert written(2e-4, 3e-5) == "(2.0 ± 0.3)·10^-4"
+    assert written(2e-4, 3e-5) == "(2.00 ± 0.30)·10^-4"
+    assert written(0.00123, 0.00012) == "0.00123 ± 0.00012"
     assert written(None) == written(np.nan, 1.0) == "–"
     assert written(0.5, None) == written(0.5, np.nan) == "0.5"
 

@@ -2,7 +2,7 @@
 
 | the process                              | objective                                            |
 |------------------------------------------|------------------------------------------------------|
-| linear drift                             | DSM from s = 0, exact                                |
+| linear drift, few coupled coordinates    | DSM from s = 0, exact                                |
 | elementwise drift                        | TabulatedDSM, exact; PathwiseDSM where no table fits |
 | coupled drift, invertible noise          | PathwiseDSM, no linearization                        |
 | noise in some coordinates only           | LocalDSM with antithetic pairs                       |

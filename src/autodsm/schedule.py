@@ -195,6 +195,13 @@ def kl_bound(
     start_key, path_key = jax.random.split(key)
     starts = initial_states(y0, n, key=start_key)
     process.check(starts[0])
+    values = _kl_values(process, schedule, starts, jax.random.split(path_key, n), times, expand, ito)
+    return KLBound(jnp.mean(values, axis=1), jnp.std(values, axis=1) / np.sqrt(n))
+
+
+@eqx.filter_jit
+def _kl_values(process: Process, schedule, starts, keys, times, expand: str, ito: bool) -> Float[Array, "times n"]:
+    """The integral of Lemma 2 along each path, up to each of the times."""
     nodes = jnp.asarray(_NODES, starts.dtype)
 
     def one(y, t, key):
@@ -217,9 +224,7 @@ def kl_bound(
 
         return 0.5 * (t - s) * jnp.sum(jnp.asarray(_WEIGHTS, y.dtype) * jax.vmap(squared)(taus, inside))
 
-    keys = jax.random.split(path_key, n)
-    values = jax.vmap(lambda t: jax.vmap(lambda y, k: one(y, t, k))(starts, keys))(times)
-    return KLBound(jnp.mean(values, axis=1), jnp.std(values, axis=1) / np.sqrt(n))
+    return jax.vmap(lambda t: jax.vmap(lambda y, k: one(y, t, k))(starts, keys))(times)
 
 
 def _undominated(rows: np.ndarray) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from .. import plot
 from ..clock import Clock
@@ -140,6 +141,8 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     axes[1].set(xlabel="seconds of training", ylabel="relative score error, t = 0.1", xscale="log", yscale="log")
     axes[2].set(xlabel="seconds of training", ylabel="MMD² of samples to data", xscale="log", yscale="log")
     axes[3].set(xlabel="t", ylabel="relative score error at the end", xscale="log", yscale="log")
+    for axis in axes[:3]:
+        axis.xaxis.set_minor_formatter(NullFormatter())
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
     first = {name: each[0]["rows"] for name, each in trials.items()}

@@ -66,11 +66,12 @@ def written(value: float | None, stderr: float | None = None, *, digits: int = 2
         return "–"
     if not stderr or not np.isfinite(stderr):
         return f"{value:.{digits}g}"
-    places = int(np.clip(1 - np.floor(np.log10(stderr)), 0, 8))
-    if abs(value) < 1e-3:
-        power = int(np.floor(np.log10(max(abs(value), stderr))))
-        return f"({value / 10.0**power:.1f} ± {stderr / 10.0**power:.1f})·10^{power}"
-    return f"{value:.{places}f} ± {stderr:.{places}f}"
+    power = int(np.floor(np.log10(max(abs(value), stderr))))
+    power = power if power < -3 else 0
+    value, stderr = value / 10.0**power, stderr / 10.0**power
+    places = int(np.clip(1 - np.floor(np.log10(stderr)), 0, 5))
+    text = f"{value:.{places}f} ± {stderr:.{places}f}"
+    return f"({text})·10^{power}" if power else text
 
 
 def row_of(found: dict) -> list[str]:
