@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import autodsm as ad
+from autodsm.fokker_planck_2d import solve_2d
 from autodsm.fokker_planck import solve_1d, transition_1d
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
@@ -308,3 +309,22 @@ def test_local_target_is_the_kernel_score(antithetic):
         np.testing.assert_allclose(draw.score[:, 0], -draw.score[:, 1], atol=1e-6)
     z = stein_z_scores(Local(process, ad.ScheduledPairs(process, 0.01), Paths(process, 64)), shape, [0.5, 1.5])
     assert np.abs(z).max() < 4.5
+
+
+def test_paths_of_sharp_laws_take_short_steps():
+    """The swimmer stays close to v = x³, which no noise in x blurs: how close is what a coarse path gets wrong first."""
+    system, n = ad.systems.swimmer(), 100_000
+    times = [3.0, 5.0]
+    normal = lambda x, v: np.exp(-(x**2 + v**2) / 2)  # noqa: E731
+    grid = solve_2d(system.process, normal, times, ranges=((-4.8, 4.8), (-6.0, 6.0)), cells=(384, 300), steps=100)
+    off = (grid.x2[None] - grid.x1[:, None] ** 3) ** 2
+    exact = grid.area * np.sum(grid.q * off, axis=(1, 2))
+    keys, starts = jax.random.split(jax.random.key(1), n), system.y0(jax.random.key(0), n)
+
+    def found(paths):
+        states = jax.jit(jax.vmap(lambda x, k: paths.states(x, jnp.asarray(times), key=k)))(starts, keys)
+        squares = np.asarray((states[..., 1] - states[..., 0] ** 3) ** 2, float)
+        return (squares.mean(axis=0) - exact) / (squares.std(axis=0) / np.sqrt(n))
+
+    assert np.all(np.abs(found(Paths.for_process(*system[:2], key=jax.random.key(2)))) < 4.5)
+    assert np.abs(found(Paths(system.process, 24))).max() > 5  # so the test can fail

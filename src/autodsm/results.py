@@ -108,7 +108,9 @@ def page(docs: Path) -> str:
 
 _INTRODUCTION = """\
 Written by `autodsm report docs` from the numbers in [results](results), which the command above each section made; the
-same command makes them again. Errors after ± are standard errors over seeds unless a section says otherwise."""
+same command makes them again. Errors after ± are standard errors over seeds unless a section says otherwise. Times are
+medians over the rounds of a training, on a machine that did other work beside it: they compare methods within an
+experiment to about a fifth; `benchmarks` measure ratios side by side."""
 
 
 def summary(name: str) -> str:

@@ -33,7 +33,7 @@ FREE = {
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
-    n, draws, lambdas = (2_000, 64, (0.01, 2.0)) if quick else (12_000, 128, LAMBDAS)
+    n, draws, lambdas = (2_000, 64, (0.01, 2.0)) if quick else (6_000, 128, LAMBDAS)
     prior = dist.Logistic(0.0, 1.0)
     process = langevin(prior, LinearBeta(0.1, 10.0))
     exact = exact_checkerboard(process, np.geomspace(DELTA, 1.0, 60 if quick else 200), cells=2000 if quick else 4000)
