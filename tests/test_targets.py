@@ -7,8 +7,8 @@ import numpyro.distributions as dist
 import pytest
 
 import autodsm as ad
-from autodsm.fokker_planck_2d import solve_2d
 from autodsm.fokker_planck import solve_1d, transition_1d
+from autodsm.fokker_planck_2d import solve_2d
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
 from autodsm.targets.pathwise import Weighted, _taylor, choose_forgetting
@@ -312,7 +312,7 @@ def test_local_target_is_the_kernel_score(antithetic):
 
 
 def test_paths_of_sharp_laws_take_short_steps():
-    """The swimmer stays close to v = x³, which no noise in x blurs: how close is what a coarse path gets wrong first."""
+    """The swimmer stays near v = x³, which no noise in x blurs: how near is what a coarse path gets wrong first."""
     system, n = ad.systems.swimmer(), 100_000
     times = [3.0, 5.0]
     normal = lambda x, v: np.exp(-(x**2 + v**2) / 2)  # noqa: E731
