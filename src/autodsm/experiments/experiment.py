@@ -51,13 +51,13 @@ def over_seeds(values) -> dict:
 def curve(found: dict) -> tuple[np.ndarray, np.ndarray]:
     """Value and standard error of what `over_seeds` made, as arrays; no error is zero."""
     value, stderr = (np.asarray(found[name], float) for name in ("value", "stderr"))
-    return value, np.nan_to_num(stderr)
+    return value, np.asarray(np.nan_to_num(stderr))
 
 
 def above_zero(found: dict, least: float) -> tuple[np.ndarray, np.ndarray]:
     """The same for a logarithmic axis: an unbiased distance may be below zero, and is shown at `least`."""
     value, stderr = curve(found)
-    return np.maximum(value, least), stderr
+    return np.asarray(np.maximum(value, least)), stderr
 
 
 def written(value: float | None, stderr: float | None = None, *, digits: int = 2) -> str:

@@ -168,13 +168,17 @@ def report(numbers: dict) -> list[str | Grid]:
     if set(methods) != set(METHODS):
         return [grid]
     best = {name: found["error"]["value"][shown[-1]] for name, found in methods.items()}
-    said = (
-        f"**Differs from the paper**, whose ISM samples diverge. Here ISM with SiLU ends at an error of "
-        f"{best['ISM, SiLU']:.2g} at t = 5, with ReLU at {best['ISM, ReLU']:.2g}; local-DSM as in the paper at "
-        f"{best['local-DSM (paper)']:.2g}, with antithetic pairs at {best['local-DSM, antithetic']:.2g}. The paper "
-        "trained for 200,000 steps, and does not name its activation."
-    )
-    return [grid, said]
+    said = [
+        f"Errors of the v-score at t = 5: ISM with SiLU {best['ISM, SiLU']:.2g}, with ReLU {best['ISM, ReLU']:.2g}; "
+        f"local-DSM as in the paper {best['local-DSM (paper)']:.2g}, with antithetic pairs "
+        f"{best['local-DSM, antithetic']:.2g}. The paper trained for 200,000 steps.",
+    ]
+    if best["ISM, ReLU"] > 5 * best["ISM, SiLU"]:
+        said.append(
+            "**Differs from the paper**, whose ISM samples diverge: a smooth activation is enough for ISM to learn "
+            "this score. The paper does not name the activation it used here."
+        )
+    return [grid, *said]
 
 
 EXPERIMENT = Experiment(trial, combine, figures, report, parts=METHODS, quick_parts=("ISM, SiLU", "default"), seeds=3)
