@@ -66,7 +66,9 @@ def test_lambda_sweep(numbers):
     gap = numbers("lambda-sweep")["gap"]
     for name in ("ISM", "0.01", "pathwise", "tabulated"):
         assert abs(gap[name]["value"]) < 4.5 * gap[name]["stderr"] + 0.01
+        assert gap[name]["stderr"] < 0.15
     assert gap["ISM"]["stderr"] < 0.05
+    assert gap["2"]["value"] > 3 * gap["2"]["stderr"]  # where linearization shows
 
 
 def test_checkerboard_compares_with_the_exact_score(numbers):
@@ -103,7 +105,7 @@ def test_entropy(numbers):
         for name in quantities:
             learned = np.array(found[part]["learned"][name]["value"])
             exact = np.array(found[part]["exact"][name])
-            assert np.mean(np.abs(learned - exact)) < 0.25 * np.mean(np.abs(exact)) + 0.5, (part, name)
+            assert np.mean(np.abs(learned - exact)) < 0.4 * np.mean(np.abs(exact)), (part, name)  # zero is off by one
 
 
 @pytest.fixture

@@ -95,6 +95,46 @@ def test_a_quick_run_is_of_one_seed_and_says_nothing(toy, monkeypatch, tmp_path,
     assert trial["quick"] is True
 
 
+def test_trials_of_different_code_are_not_mixed(toy, monkeypatch, tmp_path, capsys):
+    toy.stop_at = 3
+    with pytest.raises(SystemExit, match="130"):
+        run(monkeypatch, "reproduce", "toy", "--out", tmp_path / "cut")
+    toy.stop_at = None
+    monkeypatch.setattr(results, "code", lambda: "other")
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "resume", tmp_path / "cut")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "begun by another version" in told
+    assert "3 of its 6 trials are missing" in told
+    assert len(toy.done) == 3
+    monkeypatch.undo()
+
+
+def test_a_finished_experiment_is_shown_again_with_its_own_versions(toy, monkeypatch, tmp_path):
+    run(monkeypatch, "reproduce", "toy", "--out", tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "result.json").read_text())
+    monkeypatch.setattr(results, "code", lambda: "other")
+    monkeypatch.setattr("autodsm.run.versions", lambda: {"jax": "9"})
+    run(monkeypatch, "resume", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == first
+    assert len(toy.done) == 6
+
+
+def test_an_experiment_holds_no_model(toy, monkeypatch, tmp_path, capsys):
+    run(monkeypatch, "reproduce", "toy", "--out", tmp_path / "run")
+    for command in ("sample", "evaluate"):
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, command, tmp_path / "run")
+        assert "holds no model" in capsys.readouterr().err
+
+
+def test_one_seed_is_one_seed(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "reproduce", "gradient-variance", "--seeds", "2", "--out", tmp_path / "run")
+    assert "takes one" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_seeds_must_be_a_count(toy, monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "reproduce", "toy", "--seeds", "0", "--out", tmp_path / "run")
@@ -113,6 +153,21 @@ def test_a_report_takes_numbers_and_figures(toy, monkeypatch, tmp_path, capsys):
     assert (tmp_path / "docs" / "figures" / "toy.png").exists()
     run(monkeypatch, "report", tmp_path / "docs")
     assert (tmp_path / "docs" / "results.md").read_text() == page
+    kept = (tmp_path / "docs" / "results" / "toy.json").read_text()
+    run(monkeypatch, "reproduce", "toy", "--quick", "--out", tmp_path / "quick")
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "quick")
+    assert "does not replace" in capsys.readouterr().err.replace("\n", " ")
+    assert (tmp_path / "docs" / "results" / "toy.json").read_text() == kept
+    run(monkeypatch, "report", tmp_path / "other", "--add", tmp_path / "quick")
+    quick = (tmp_path / "other" / "results.md").read_text()
+    assert "a quick run, for a look only" in quick
+    assert "grow" not in quick
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "results.md").write_text("# My thesis")
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "report", tmp_path / "mine", "--add", tmp_path / "run")
+    assert (tmp_path / "mine" / "results.md").read_text() == "# My thesis"
     (tmp_path / "none").mkdir()
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "none")
@@ -133,6 +188,7 @@ def test_numbers_as_text():
     assert written(0.1234, 0.0123) == "0.123 ± 0.012"
     assert written(12.34, 1.5) == "12.3 ± 1.5"
     assert written(1234.0, 56.0) == "1234 ± 56"
+    assert written(123.4) == "123"
     assert written(2e-4, 3e-5) == "(2.00 ± 0.30)·10^-4"
     assert written(0.00123, 0.00012) == "0.00123 ± 0.00012"
     assert written(None) == written(np.nan, 1.0) == "–"
@@ -170,6 +226,7 @@ def test_score_error_is_the_metric():
     assert error.y.shape == (2, 499, 2)
     other = error(lambda y, t: jnp.stack([100.0 + 0 * y[0], -y[1] * (1.1 + t)]))
     assert float(other[0]) == pytest.approx(found[0], rel=1e-3)
+    assert np.all(np.isnan(error(lambda y, t: jnp.nan * y)))  # a score that is lost is not a perfect one
 
 
 def test_learning_is_watched_at_its_marks():
@@ -203,6 +260,7 @@ def test_samples_are_carried_and_compared():
     lost = distances(ys, np.asarray(jax.random.normal(jax.random.key(1), ys.shape)), key=jax.random.key(2))
     assert np.isnan(lost["mmd2"][1])
     assert lost["mmd2"][2] > 10 * lost["floor"][2]
+    assert (same["lost"], lost["lost"]) == (0.0, 0.75)
 
 
 def test_every_experiment_says_what_it_is():

@@ -96,7 +96,7 @@ def test_dropout_is_for_training_and_repeats_itself(clock):
     np.testing.assert_array_equal(net(y, 0.5), net(y, 0.5))
     still = eqx.nn.inference_mode(net)
     assert not np.allclose(net(y, 0.5), still(y, 0.5))
-    # Other states get other masks, on average the network without.
+    # Other states get other masks.
     ys = y + 1e-4 * jax.random.normal(jax.random.key(1), (400, *SHAPE))
     drops = np.asarray(jax.vmap(lambda y: net(y, 0.5))(ys))
     assert drops.std(axis=0).mean() > 1e-3
@@ -149,6 +149,7 @@ def test_training_returns_scores_without_dropout():
         (dict(dropout=1.0), "dropout=1.0"),
         (dict(levels=()), "levels="),
         (dict(blocks=0), "blocks=0"),
+        (dict(attention=(16,)), "not among the resolutions of this network, \\[8, 4\\]"),
     ],
 )
 def test_bad_arguments(clock, options, text):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -164,26 +165,36 @@ def reproduce(command: Reproduce, console: Console) -> None:
         paths = [free_path(Path("runs") / name) for name in names]
     else:
         paths = [command.out / name if everything else command.out for name in names]
-    for path in paths:  # before any work, not when its turn comes
+    for name, path in zip(names, paths, strict=True):  # before any work, not when its turn comes
         check_free(path)
-    for name, path in zip(names, paths, strict=True):
-        count = command.seeds or (1 if command.quick else EXPERIMENTS[name].seeds)
-        config = {"experiment": name, "quick": command.quick, "seeds": list(range(command.seed, command.seed + count))}
-        RunFolder.create(path, config)
-        run_experiment(path, config, console)
+        seeds_of(name, command)
+    for i, (name, path) in enumerate(zip(names, paths, strict=True)):
+        count = seeds_of(name, command)
+        seeds = range(command.seed, command.seed + count)
+        folder = results.begin(name, path, quick=command.quick, seeds=seeds)
+        run_experiment(name, folder, console, rest=names[i + 1 :])
 
 
-def run_experiment(path: Path, config: dict, console: Console) -> None:
-    console.rule(config["experiment"])
+def seeds_of(name: str, command: Reproduce) -> int:
+    experiment = EXPERIMENTS[name]
+    if command.seeds is None:
+        return 1 if command.quick else experiment.seeds
+    if experiment.one_seed and command.name != "all" and command.seeds > 1:
+        raise ValueError(f"seeds={command.seeds}: {name} has errors over the draws of one seed, and takes one.")
+    return 1 if experiment.one_seed else command.seeds
+
+
+def run_experiment(name: str, folder: RunFolder, console: Console, rest: Sequence[str] = ()) -> None:
+    console.rule(name)
     began = time.monotonic()
     try:
-        results.reproduce(
-            config["experiment"], RunFolder(path), quick=config["quick"], seeds=config["seeds"], console=console
-        )
+        results.reproduce(folder, console)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; finished trials are kept. Go on: autodsm resume {path}") from None
+        more = f" Not begun: {', '.join(rest)}." if rest else ""
+        told = f"stopped; finished trials are kept. Go on: autodsm resume {folder.path}.{more}"
+        raise KeyboardInterrupt(told) from None
     took = time.monotonic() - began
-    console.print(f"{config['experiment']}: done in {took:.0f} s, written to {path}", soft_wrap=True)
+    console.print(f"{name}: done in {took:.0f} s, written to {folder.path}", soft_wrap=True)
 
 
 def import_data(command: Data, console: Console) -> None:
@@ -213,7 +224,7 @@ def start(command: Train | Fit, console: Console) -> None:
 def resume(command: Resume, console: Console) -> None:
     recorded = command.run / "config.json"
     if recorded.is_file() and "experiment" in (config := json.loads(recorded.read_text())):
-        run_experiment(command.run, config, console)
+        run_experiment(config["experiment"], RunFolder(command.run), console)
         return
     source, options = recorded_command(command.run)
     train_problem(source, options, command.run, console)
@@ -247,7 +258,7 @@ def main() -> None:
             evaluate_run(open_finished(command.run), console, n=command.n, seed=command.seed)
         else:
             start(command, console)
-    except (ValueError, TypeError, FileExistsError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt as stop:

@@ -4,6 +4,7 @@ A run folder holds `config.json`, `trials/*.json` (one for each part and seed, k
 `result.json` and `figures/*.png`. The page is written from `result.json` files alone, so that nothing in it is typed.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -18,33 +19,54 @@ from rich.table import Table
 
 from .errors import check_name
 from .experiments import EXPERIMENTS, Experiment, Grid
-from .run import RunFolder
+from .run import RunFolder, versions
 
 
-def reproduce(name: str, folder: RunFolder, *, quick: bool, seeds: Sequence[int], console: Console) -> None:
-    """Run all trials that the folder does not have yet, and write numbers and figures."""
+def begin(name: str, path: Path, *, quick: bool, seeds: Sequence[int]) -> RunFolder:
+    """A new run folder for an experiment, which records by what code it was begun."""
+    config = {"experiment": name, "quick": quick, "seeds": list(seeds), "code": code(), "versions": versions()}
+    folder = RunFolder.create(path, config)
+    (path / "trials").mkdir()
+    return folder
+
+
+def code() -> str:
+    """A digest of this package's sources."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def reproduce(folder: RunFolder, console: Console) -> None:
+    """Run all trials that the folder of an experiment does not have yet, and write numbers and figures.
+
+    Trials of different code are not put together: a folder that other code has begun is shown as it is, or refused.
+    """
+    config = json.loads((folder.path / "config.json").read_text())
+    name, quick, seeds = config["experiment"], config["quick"], config["seeds"]
+    check_name("experiment", name, EXPERIMENTS)
     experiment = EXPERIMENTS[name]
-    (folder.path / "trials").mkdir(exist_ok=True)
     parts = experiment.quick_parts if quick and experiment.quick_parts else experiment.parts
+    wanted = [(part, seed) for seed in seeds for part in parts]
+    missing = [one for one in wanted if not _trial_path(folder, *one).exists()]
+    if missing and config["code"] != code():
+        raise ValueError(
+            f"{folder.path} was begun by another version of autodsm's code, and {len(missing)} of its {len(wanted)} "
+            f"trials are missing. Results of the two must not be mixed: run `autodsm reproduce {name}` anew."
+        )
     trials: dict[str, list[dict]] = {part: [] for part in parts}
-    for seed in seeds:
-        for part in parts:
-            trials[part].append(_trial(experiment, part, seed, folder, quick=quick, console=console))
+    for part, seed in wanted:
+        trials[part].append(_trial(experiment, part, seed, folder, quick=quick, console=console))
     seconds = sum(trial.pop("trial_seconds") for each in trials.values() for trial in each)
     numbers = experiment.combine(trials)
     figures = experiment.figures(trials, numbers)
     for figure_name, figure in figures.items():
         console.print(f"Figure: {folder.save_figure(figure_name, figure)}", soft_wrap=True)
-    folder.save_result(
-        numbers,
-        experiment=name,
-        command=command_line(name, quick=quick, seeds=seeds),
-        quick=quick,
-        seeds=list(seeds),
-        seconds=round(seconds),
-        cores=os.cpu_count(),
-        figures=list(figures),
-    )
+    about = {"experiment": name, "command": command_line(name, quick=quick, seeds=seeds), "quick": quick}
+    about |= {"seeds": seeds, "seconds": round(seconds), "cores": os.cpu_count(), "figures": list(figures)}
+    folder.save_result(numbers, **about, versions=config["versions"])
     for item in experiment.report(json.loads((folder.path / "result.json").read_text())["numbers"]):
         if isinstance(item, Grid):
             console.print(_rich(item))
@@ -62,9 +84,13 @@ def command_line(name: str, *, quick: bool, seeds: Sequence[int]) -> str:
     return " ".join(words)
 
 
-def _trial(experiment: Experiment, part: str, seed: int, folder: RunFolder, *, quick: bool, console: Console) -> dict:
+def _trial_path(folder: RunFolder, part: str, seed: int) -> Path:
     slug = re.sub(r"[^\w.]+", "-", part).strip("-")
-    path = folder.path / "trials" / f"{slug}-seed-{seed}.json"
+    return folder.path / "trials" / f"{slug}-seed-{seed}.json"
+
+
+def _trial(experiment: Experiment, part: str, seed: int, folder: RunFolder, *, quick: bool, console: Console) -> dict:
+    path = _trial_path(folder, part, seed)
     if not path.exists():
         if len(experiment.parts) > 1:
             console.print(f"[bold]{part}[/], seed {seed}")
@@ -76,41 +102,59 @@ def _trial(experiment: Experiment, part: str, seed: int, folder: RunFolder, *, q
 
 def publish(docs: Path, runs: Iterable[Path]) -> Path:
     """Take numbers and figures of finished runs into a folder of documentation, and write its page of results."""
-    runs = list(runs)
+    target = docs / "results.md"
+    if target.exists() and not target.read_text().startswith(_HEAD):
+        raise ValueError(f"{target} is not a page of `autodsm report`, and is not replaced. Name another folder.")
+    found, sources = _committed(docs), {}
     for run in runs:
         if not (run / "result.json").is_file():
             raise ValueError(f"{run} is not a finished run of `autodsm reproduce`: it has no result.json.")
-        if "experiment" not in json.loads((run / "result.json").read_text()):
+        result = json.loads((run / "result.json").read_text())
+        if "experiment" not in result:
             raise ValueError(f"{run} was not made by `autodsm reproduce`; the page shows experiments only.")
+        name = result["experiment"]
+        if result["quick"] and name in found and not found[name]["quick"]:
+            raise ValueError(f"{run} is a quick run; {docs} has a full one of {name}, which it does not replace.")
+        found[name], sources[name] = result, run
+    text = _page(found)
     for folder in ("results", "figures"):
         (docs / folder).mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        result = json.loads((run / "result.json").read_text())
-        shutil.copyfile(run / "result.json", docs / "results" / f"{result['experiment']}.json")
-        for name in result["figures"]:
-            shutil.copyfile(run / "figures" / f"{name}.png", docs / "figures" / f"{name}.png")
-    path = docs / "results.md"
-    path.write_text(page(docs))
-    return path
+    for name, run in sources.items():
+        shutil.copyfile(run / "result.json", docs / "results" / f"{name}.json")
+        for figure in found[name]["figures"]:
+            shutil.copyfile(run / "figures" / f"{figure}.png", docs / "figures" / f"{figure}.png")
+    target.write_text(text)
+    return target
 
 
 def page(docs: Path) -> str:
     """The page of results, from the numbers in docs/results."""
+    return _page(_committed(docs))
+
+
+def _committed(docs: Path) -> dict[str, dict]:
     found = {path.stem: json.loads(path.read_text()) for path in sorted((docs / "results").glob("*.json"))}
+    for name, result in found.items():
+        if result.get("experiment") != name:
+            raise ValueError(f"{docs / 'results' / name}.json is not a result of the experiment {name!r}: remove it.")
+    return found
+
+
+def _page(found: dict[str, dict]) -> str:
     for name in found:
         check_name("experiment", name, EXPERIMENTS)
-    lines = ["# Results", "", _INTRODUCTION, ""]
+    lines = [_HEAD, "", _INTRODUCTION, ""]
     for name, experiment in EXPERIMENTS.items():
         if name in found:
             lines += _section(name, experiment, found[name])
     return "\n".join(lines).rstrip() + "\n"
 
 
+_HEAD = "# Results"
 _INTRODUCTION = """\
-Written by `autodsm report docs` from the numbers in [results](results), which the command above each section made; the
-same command makes them again. Errors after ± are standard errors over seeds unless a section says otherwise. Times are
-medians over the rounds of a training, on a machine that did other work beside it: they compare methods within an
-experiment to about a fifth; `benchmarks` measure ratios side by side."""
+Written by `autodsm report` from the numbers in [results](results), which the command above each section made; the same
+command makes them again. Errors after ± are standard errors over seeds unless a section says otherwise. Times are
+medians over the rounds of a training, and depend on what else a machine did; `benchmarks` measure ratios in one run."""
 
 
 def summary(name: str) -> str:
@@ -127,7 +171,8 @@ def _section(name: str, experiment: Experiment, result: dict) -> list[str]:
     told += f"{result['cores']} cores · jax {result['versions']['jax']}"
     lines = [f"## {name}", "", f"**{first}**", "", told + (" · **a quick run, for a look only**" * result["quick"]), ""]
     lines += [rest, ""] if rest else []
-    for item in experiment.report(result["numbers"]):
+    said = experiment.report(result["numbers"])
+    for item in [one for one in said if isinstance(one, Grid) or not result["quick"]]:
         lines += [*(_markdown(item) if isinstance(item, Grid) else [item]), ""]
     for figure in result["figures"]:
         lines += [f"![{name}: {figure}](figures/{figure}.png)", ""]

@@ -1,4 +1,4 @@
-"""Run folders: everything a command produced, in one place that is never overwritten.
+"""Run folders: everything a command produced, in one place; a new run never takes one that holds something.
 
 `config.json` (what was asked for), `result.json` (numbers, versions, seed), `figures/*.png`.
 """
@@ -18,7 +18,7 @@ _REPORTED = ("autodsm", "jax", "jaxlib", "equinox", "diffrax", "numpyro", "numpy
 
 
 class RunFolder:
-    """A new folder for one run."""
+    """The folder of one run."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -39,10 +39,9 @@ class RunFolder:
         return path
 
     def save_result(self, numbers: dict, **about) -> None:
-        """Numbers, what there is to say about them, such as the seed, and versions."""
-        versions = {name: importlib.metadata.version(name) for name in _REPORTED}
-        versions["python"] = platform.python_version()
-        self.write("result.json", {"numbers": numbers, **about, "versions": versions})
+        """Numbers, and what there is to say about them, such as the seed; versions are those now installed, unless
+        given."""
+        self.write("result.json", {"numbers": numbers, "versions": versions(), **about})
 
     def write(self, name: str, content) -> None:
         """A file of JSON, whole or not at all; numbers that are not finite become null."""
@@ -50,6 +49,12 @@ class RunFolder:
         partial = path.with_name(path.name + ".tmp")
         partial.write_text(json.dumps(_plain(content), indent=1) + "\n")
         partial.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Of what results depend on."""
+    found = {name: importlib.metadata.version(name) for name in _REPORTED}
+    return {**found, "python": platform.python_version()}
 
 
 def _plain(content):

@@ -50,6 +50,8 @@ def recorded_command(path: Path) -> tuple[dict, Options]:
     if not recorded.is_file():
         raise ValueError(f"{path} is not the folder of a run: it has no config.json.")
     made_by = json.loads(recorded.read_text()).get("command")
+    if "experiment" in json.loads(recorded.read_text()):
+        raise ValueError(f"{path} is a run of `autodsm reproduce`, not of a training: it holds no model to use.")
     if not isinstance(made_by, dict) or "options" not in made_by:
         raise ValueError(
             f"{path} was not made by `autodsm train` or `autodsm fit`. A run of ad.fit in Python is resumed by calling "

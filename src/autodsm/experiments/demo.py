@@ -98,8 +98,8 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
 
 
 def report(numbers: dict) -> list[str | Grid]:
-    title = f"Relative score error E|s_θ − s|² / E|s|², after {numbers['steps']} steps in "
-    title += f"{numbers['seconds']['value']:.0f} s (errors of a single run are over states)"
+    title = f"Relative score error E|s_θ − s|² / E|s|², after {numbers['steps']} steps, in all "
+    title += f"{numbers['seconds']['value']:.0f} s with compilation (errors of a single seed are over states)"
     columns = [*(f"t = {t:g}" for t in numbers["times"]), "ms a step"]
     return [
         Grid(title, columns, [[*row_of(numbers["relative_score_error"]), written(numbers["ms_per_step"]["value"])]])

@@ -38,6 +38,8 @@ class Experiment(NamedTuple):
     """Those of a quick run, if it leaves some out."""
     seeds: int = 1
     """How many, unless the user says; a quick run has one."""
+    one_seed: bool = False
+    """Errors are over draws within a trial, so that more seeds are not taken."""
 
 
 def over_seeds(values) -> dict:
@@ -65,7 +67,7 @@ def written(value: float | None, stderr: float | None = None, *, digits: int = 2
     if value is None or not np.isfinite(value):
         return "–"
     if not stderr or not np.isfinite(stderr):
-        return f"{value:.{digits}g}"
+        return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
     power = int(np.floor(np.log10(max(abs(value), stderr))))
     power = power if power < -3 else 0
     value, stderr = value / 10.0**power, stderr / 10.0**power
@@ -74,6 +76,21 @@ def written(value: float | None, stderr: float | None = None, *, digits: int = 2
     return f"({text})·10^{power}" if power else text
 
 
-def row_of(found: dict) -> list[str]:
-    """The entries of what `over_seeds` made of lists, as text."""
-    return [written(value, stderr) for value, stderr in zip(found["value"], found["stderr"], strict=True)]
+def row_of(found: dict, *, unit: float = 1.0) -> list[str]:
+    """The entries of what `over_seeds` made of lists, as text, in that unit."""
+    pairs = zip(*(np.array(found[name], float) / unit for name in ("value", "stderr")), strict=True)
+    return [written(value, stderr) for value, stderr in pairs]
+
+
+def last_of(found: dict) -> dict:
+    """The last entries of what `over_seeds` made of lists."""
+    return {name: found[name][-1] for name in ("value", "stderr")}
+
+
+def lost_of(methods: dict) -> list[str]:
+    """A sentence about methods that lost samples, if there are any."""
+    lost = {name: found["lost"]["value"] for name, found in methods.items() if found["lost"]["value"]}
+    told = ", ".join(f"{name} {100 * share:.2g} %" for name, share in lost.items())
+    return (
+        [f"Samples that left the finite numbers, at the worst of all times, and are left out: {told}."] if lost else []
+    )

@@ -3,7 +3,7 @@
 The checkerboard under logistic Langevin dynamics, where all is known: the score, and the log-likelihood of the law at
 δ = 0.01, of which each method's value is a bound that the exact score makes tight but for the prior. What differs
 between the rows is the target alone. The linearized kernel from s to t, `∫_s^t g² = λ`, has not quite the score as its
-mean, so that its value is no bound any more as λ grows. A value may lie above the log-likelihood by chance only.
+mean, so that its value is no bound any more as λ grows.
 """
 
 import jax
@@ -81,12 +81,13 @@ def report(numbers: dict) -> list[str | Grid]:
     names = {f"local-DSM, λ = {lam:g}": f"{lam:g}" for lam in lambdas} | {name: name for name in FREE}
     rows = [[name, written(gap[key]["value"], gap[key]["stderr"])] for name, key in names.items()]
     title = f"Value − log-likelihood, nats ({numbers['examples']} examples and {numbers['draws']} times for each seed; "
-    title += f"E log q = {numbers['log_likelihood']['value']:.4f}; errors are over examples)"
+    title += f"E log q = {written(numbers['log_likelihood']['value'], digits=5)}; errors are over examples)"
     clear = [lam for lam in lambdas if gap[f"{lam:g}"]["value"] > 3 * gap[f"{lam:g}"]["stderr"]]
     found: list[str | Grid] = [Grid(title, ("bound", "gap"), rows)]
     if not clear:
         return [*found, "Local-DSM's value exceeds the likelihood by three standard errors at none of these λ."]
-    first = f"Local-DSM's value exceeds the likelihood by more than three standard errors from λ = {min(clear):g} on."
+    told = ", ".join(f"{lam:g}" for lam in clear)
+    first = f"Local-DSM's value exceeds the likelihood by more than three standard errors at λ = {told}."
     if small := [lam for lam in PAPER if lam in lambdas and lam < min(clear)]:
         worst = max(gap[f"{lam:g}"]["value"] + 2 * gap[f"{lam:g}"]["stderr"] for lam in small)
         first += (

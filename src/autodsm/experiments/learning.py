@@ -16,6 +16,9 @@ from ..probability_flow import flow
 from ..process import Process
 from ..simulate import initial_states, simulate
 
+BATCH = 1024
+"""Evaluations of the network in a step."""
+
 
 class Recipe(NamedTuple):
     """What is compared: an objective and a network, both chosen by `fit` where they are None."""
@@ -46,7 +49,9 @@ class ScoreError(eqx.Module):
         """(times,)"""
         axes = tuple(range(1, self.y.ndim))
         found = jax.lax.map(lambda z: jax.vmap(lambda y: score(y, z[1]))(z[0]), (self.y, self.times))
-        return jnp.nansum((found - self.exact) ** 2, axis=axes) / jnp.nansum(self.exact**2, axis=axes)
+        compared = ~jnp.isnan(self.exact)  # a network that is lost stays NaN
+        errors = jnp.where(compared, (found - self.exact) ** 2, 0.0)
+        return jnp.sum(errors, axis=axes) / jnp.nansum(self.exact**2, axis=axes)
 
 
 def learn(
@@ -74,7 +79,7 @@ def learn(
             left[:] = [mark for mark in left if mark > step]
 
     given = {name: value for name, value in recipe._asdict().items() if value is not None}
-    model = fit(process, y0, key=key, steps=steps, each_round=look, **given, **options)
+    model = fit(process, y0, key=key, steps=steps, each_round=look, **{"batch_size": BATCH, **given, **options})
     per_step = 1.0 / np.median([row["steps_per_s"] for row in model.history])
     for row in rows:
         row["seconds"] = float(per_step * row["step"])
@@ -104,15 +109,19 @@ def _carry(process: Process, score, starts, times):
     return jax.vmap(lambda y: flow(process, score, y, times, tol=1e-4))(starts)
 
 
-def distances(ys: np.ndarray, references: np.ndarray, *, key: PRNGKey) -> dict:
-    """MMD² between samples at each time, (times, n, *shape), and its noise floors; samples that are lost are left out.
+def kept(ys: np.ndarray) -> list[np.ndarray]:
+    """Samples at each time, (times, n, *shape), without those that are lost: not finite, or beyond a million."""
+    flat = np.abs(ys.reshape(*ys.shape[:2], -1))
+    return [y[here] for y, here in zip(ys, np.all(flat < 1e6, axis=2), strict=True)]
 
-    With half of them lost there is no distance, and it is NaN.
-    """
-    values, floors = [], []
-    for y, reference in zip(ys, references, strict=True):
-        kept = np.all(np.isfinite(y.reshape(len(y), -1)), axis=1) & np.all(np.abs(y.reshape(len(y), -1)) < 1e6, axis=1)
-        found = mmd2(y[kept], reference, key=key, permutations=40) if kept.mean() > 0.5 else None
+
+def distances(ys: np.ndarray, references: np.ndarray, *, key: PRNGKey) -> dict:
+    """MMD² between samples at each time, (times, n, *shape), and its noise floors; and the largest share of samples
+    that is lost. With half of them lost there is no distance, and it is NaN."""
+    values, floors, n = [], [], ys.shape[1]
+    left = kept(ys)
+    for y, reference in zip(left, references, strict=True):
+        found = mmd2(y, reference, key=key, permutations=40) if len(y) > n / 2 else None
         values.append(np.nan if found is None else found.value)
         floors.append(np.nan if found is None else found.floor)
-    return {"mmd2": values, "floor": floors}
+    return {"mmd2": values, "floor": floors, "lost": 1.0 - min(map(len, left)) / n}

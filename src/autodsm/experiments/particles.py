@@ -19,8 +19,8 @@ from ..objective import LocalDSM, PathwiseDSM
 from ..process import Process
 from ..systems import System
 from ..systems import particles as make_particles
-from .experiment import Experiment, Grid, Trials, above_zero, curve, over_seeds, written
-from .learning import Recipe, carried, distances, learn, simulated
+from .experiment import Experiment, Grid, Trials, above_zero, curve, lost_of, over_seeds, row_of, written
+from .learning import BATCH, Recipe, carried, distances, kept, learn, simulated
 
 TIMES = np.linspace(0.5, 10.0, 20)
 LAM = 0.01
@@ -41,9 +41,8 @@ def problem() -> System:
 
 
 def variances(ys: np.ndarray) -> np.ndarray:
-    """Of a particle's two components, (times, 2), over states (times, n, particles, 2) that are finite."""
-    finite = np.where(np.all(np.isfinite(ys), axis=(2, 3), keepdims=True), ys, np.nan)
-    return np.nanmean(np.nanvar(finite, axis=1, ddof=1), axis=1)
+    """Of a particle's two components, (times, 2), over states (times, n, particles, 2)."""
+    return np.stack([np.mean(np.var(y, axis=0, ddof=1), axis=0) for y in kept(ys)])
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
@@ -57,7 +56,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     def evaluate(score) -> dict:
         ys = carried(process, score, starts, times)[1:]
         found = distances(ys, paths[:, :n], key=mmd_key)
-        return {**found, "variance": variances(ys), "lost": np.mean(~np.isfinite(ys[-1]))}
+        return {**found, "variance": variances(ys)}
 
     _, rows = learn(
         process, y0, recipe(part, process), steps=steps, marks=[] if quick else [500], evaluate=evaluate, key=fit_key
@@ -83,7 +82,7 @@ def combine(trials: Trials) -> dict:
             **{key: over_seeds([row[key] for row in last]) for key in ("variance", "mmd2", "floor", "lost", "seconds")},
         }
     paths = over_seeds([trial["path_variance"] for trial in next(iter(trials.values()))])
-    return {"times": TIMES, "lambda": LAM, "batch": 1024, "methods": found, "path_variance": paths}
+    return {"times": TIMES, "lambda": LAM, "batch": BATCH, "methods": found, "path_variance": paths}
 
 
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
@@ -105,23 +104,23 @@ def report(numbers: dict) -> list[str | Grid]:
     steps = methods["ISM"]["steps"]
     rows = []
     for name, found in methods.items():
-        errors = [written(v, e) for v, e in zip(*found["variance_error"].values(), strict=True)]
-        mmd = [1e3 * (found["mean_mmd2"][key][-1] or np.nan) for key in ("value", "stderr")]
-        rows.append([name, *errors, written(*mmd), written(found["ms_per_step"]["value"], digits=3)])
-    floor = 1e3 * np.mean([np.mean(np.array(found["floor"]["value"], float)) for found in methods.values()])
+        distance = row_of(found["mean_mmd2"], unit=1e-3)[-1]
+        per_step = written(found["ms_per_step"]["value"], found["ms_per_step"]["stderr"])
+        rows.append([name, *row_of(found["variance_error"]), distance, per_step])
+    floor = 1e3 * np.nanmean([np.array(found["floor"]["value"], float) for found in methods.values()])
     columns = ["objective", *(f"variance error, {step} steps" for step in steps), "10³ MMD²", "ms a step"]
     title = "Relative error of the variance, and MMD² to paths, averaged over t (noise floor of single values "
     grid = Grid(f"{title}{floor:.1f}·10⁻³)", columns, rows)
     if set(methods) != set(METHODS):
         return [grid]
-    error = {name: found["variance_error"]["value"][-1] for name, found in methods.items()}
+    error = {name: np.array(found["variance_error"]["value"], float)[-1] for name, found in methods.items()}
     said = (
         f"The paper finds local-DSM closer to the paths than ISM. Here, with one smooth network for all and "
         f"{steps[-1]} steps instead of 10,000: local-DSM as in the paper {error['local-DSM (paper)']:.3f}, ISM "
         f"{error['ISM']:.3f}, antithetic pairs {error['local-DSM, antithetic']:.3f}, pathwise "
         f"{error['pathwise (default)']:.3f}."
     )
-    return [grid, said]
+    return [grid, *lost_of(methods), said]
 
 
 EXPERIMENT = Experiment(

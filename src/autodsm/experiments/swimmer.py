@@ -2,7 +2,8 @@
 
 `dx = (−x³ + v) dt`, `dv = −v/10 dt + √(1/5) dw`, to T = 5: noise in v alone, and a law that is never stationary. All
 objectives but the last train the same odd network, three layers of 256 with SiLU, with 1,024 evaluations in a step;
-"ISM, ReLU" has ReLU instead, "default" is what `fit` chooses, whose network is not odd. "local-DSM (paper)" expands
+"ISM, ReLU" has ReLU instead, "default" is what `fit` chooses, whose network is not odd, at its learning rate of 0.003
+(the others: 0.001). "local-DSM (paper)" expands
 around (y_s, s), λ = 0.01, without variance reduction. The exact score is that of the Fokker–Planck equation on a grid.
 """
 
@@ -17,20 +18,19 @@ from .. import plot
 from ..clock import EARLIEST, Clock
 from ..fokker_planck_2d import GridDensity2D, solve_2d
 from ..ism import ISM
-from ..metrics import moments
 from ..network import MLP, Odd, Score
 from ..objective import LocalDSM
 from ..process import Process
 from ..systems import System
 from ..systems import swimmer as make_swimmer
-from .experiment import Experiment, Grid, Trials, above_zero, curve, over_seeds, row_of
-from .learning import Recipe, ScoreError, carried, distances, learn, simulated
+from .experiment import Experiment, Grid, Trials, above_zero, curve, lost_of, over_seeds, row_of
+from .learning import BATCH, Recipe, ScoreError, carried, distances, kept, learn, simulated
 
 TIMES = np.linspace(0.5, 5.0, 10)
 SHOWN = (1.0, 3.0, 5.0)
 INTERVAL = 0.125
 LAM = 0.01
-_KEPT = ("error", "mmd2", "floor", "variance", "seconds")
+_KEPT = ("error", "mmd2", "floor", "lost", "variance", "seconds")
 METHODS = ("local-DSM (paper)", "local-DSM, antithetic", "ISM, ReLU", "ISM, SiLU", "default")
 
 
@@ -84,8 +84,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
 
     def evaluate(score) -> dict:
         ys = carried(process, score, starts, times)[1:]
-        found = [moments(np.nan_to_num(y, posinf=1e6, neginf=-1e6)) for y in ys]
-        variance = np.stack([each.variance for each in found])
+        variance = np.stack([np.var(y, axis=0, ddof=1) for y in kept(ys)])
         return {"error": error_of(score), **distances(ys, paths, key=mmd_key), "variance": variance}
 
     marks = [64] if quick else [125, 250, 500, 1_000]
@@ -108,18 +107,16 @@ def combine(trials: Trials) -> dict:
         found[name] = {
             "steps": [row["step"] for row in rows[0]],
             **{key: over_seeds([row[key] for row in last]) for key in _KEPT},
-            "mean_mmd2": over_seeds([[np.mean(np.array(row["mmd2"], float)) for row in one] for one in rows]),
-            "mean_floor": over_seeds([[np.mean(np.array(row["floor"], float)) for row in one] for one in rows]),
             "steps_to_floor": [_first_at_floor(one) for one in rows],
         }
     exact = next(iter(trials.values()))[0]["exact_variance"]
-    return {"times": TIMES, "lambda": LAM, "batch": 1024, "exact_variance": exact, "methods": found}
+    return {"times": TIMES, "lambda": LAM, "batch": BATCH, "exact_variance": exact, "methods": found}
 
 
 def _first_at_floor(rows: list[dict]) -> int | None:
-    """The first step at which MMD², averaged over t, is within its noise floor."""
+    """The first step at which MMD² is within its noise floor, at nine of ten times or more."""
     for row in rows:
-        if np.mean(np.array(row["mmd2"], float)) <= np.mean(np.array(row["floor"], float)):
+        if np.mean(np.array(row["mmd2"], float) <= np.array(row["floor"], float)) >= 0.9:
             return row["step"]
     return None
 
@@ -154,25 +151,26 @@ def report(numbers: dict) -> list[str | Grid]:
     rows = []
     for name, found in methods.items():
         error = {key: [found["error"][key][i] for i in shown] for key in ("value", "stderr")}
-        mmd = {key: [1e3 * (found["mmd2"][key][i] or np.nan) for i in shown] for key in ("value", "stderr")}
+        mmd = {key: [found["mmd2"][key][i] for i in shown] for key in ("value", "stderr")}
         reached = [f"{step}" if step else "no" for step in found["steps_to_floor"]]
-        rows.append([name, *row_of(error), *row_of(mmd), ", ".join(reached)])
+        rows.append([name, *row_of(error), *row_of(mmd, unit=1e-3), ", ".join(reached)])
     marks = methods["default"]["steps"]
-    floor = 1e3 * np.mean(np.array(methods["default"]["floor"]["value"], float))
+    floor = 1e3 * np.nanmean(np.array(methods["default"]["floor"]["value"], float))
     columns = ["objective", *(f"v-score, t = {t:g}" for t in SHOWN), *(f"10³ MMD², t = {t:g}" for t in SHOWN)]
     title = (
         f"After {marks[-1]} steps: relative error of the v-score, MMD² to paths (noise floor about {floor:.1f}·10⁻³), "
     )
-    title += f"and the step, of {marks}, at which its mean over t is within the floor, for each seed"
+    title += f"and the step, of {marks}, at which it is within its floor at nine of ten times, for each seed"
     grid = Grid(title, [*columns, "steps to the floor"], rows)
     if set(methods) != set(METHODS):
         return [grid]
-    best = {name: found["error"]["value"][shown[-1]] for name, found in methods.items()}
-    said = [
+    best = {name: np.array(found["error"]["value"], float)[shown[-1]] for name, found in methods.items()}
+    said = lost_of(methods)
+    said.append(
         f"Errors of the v-score at t = 5: ISM with SiLU {best['ISM, SiLU']:.2g}, with ReLU {best['ISM, ReLU']:.2g}; "
         f"local-DSM as in the paper {best['local-DSM (paper)']:.2g}, with antithetic pairs "
-        f"{best['local-DSM, antithetic']:.2g}. The paper trained for 200,000 steps.",
-    ]
+        f"{best['local-DSM, antithetic']:.2g}. The paper trained for 200,000 steps."
+    )
     if best["ISM, ReLU"] > 5 * best["ISM, SiLU"]:
         said.append(
             "**Differs from the paper**, whose ISM samples diverge: a smooth activation is enough for ISM to learn "

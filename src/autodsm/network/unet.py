@@ -8,8 +8,9 @@ Levels halve the resolution. Each has residual blocks on the way down and one mo
 way down are joined. Weights are kept in their own precision; `compute` is the precision of convolutions and attention.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -148,7 +149,7 @@ class UNet(eqx.Module):
 
     - `channels`, `levels`: features at full resolution, and their multiples at each halving.
     - `blocks`: residual blocks of a level, on the way down.
-    - `attention`: resolutions (heights) with attention, beside the lowest.
+    - `attention`: resolutions (heights) with attention, beside the lowest; by default 16, where there is one of it.
     - `style`: "ddpm" or "improved"; `heads`: of attention, by default one or four.
     - `dropout`: in training. Masks follow from the state and the time, so that a resumed run repeats them. `fit`
       returns scores without; `eqx.nn.inference_mode(net)` is what it uses.
@@ -179,7 +180,7 @@ class UNet(eqx.Module):
         channels: int = 128,
         levels: Sequence[int] = (1, 2, 2, 2),
         blocks: int = 2,
-        attention: Sequence[int] = (16,),
+        attention: Sequence[int] | None = None,
         style: str = "ddpm",
         heads: int | None = None,
         dropout: float = 0.1,
@@ -187,8 +188,12 @@ class UNet(eqx.Module):
         remat: bool = False,
     ):
         _check(shape, channels, levels, blocks, style, heads, dropout)
+        heights = [shape[1] >> i for i in range(len(levels))]
+        attention = [height for height in (16,) if height in heights] if attention is None else list(attention)
+        if absent := [height for height in attention if height not in heights]:
+            raise ValueError(f"attention={absent} are not among the resolutions of this network, {heights}.")
         heads = (1 if style == "ddpm" else 4) if heads is None else heads
-        keys = iter(jax.random.split(key, 200))
+        keys = _keys(key)
         wide = 4 * channels
         self.times = _Affine(channels, wide, 1, next(keys)), _Affine(wide, wide, 1, next(keys))
         self.enter = _Affine(shape[0], channels, 3, next(keys))
@@ -198,7 +203,7 @@ class UNet(eqx.Module):
             return _Residual(inputs, outputs, wide, next(keys), dropout=dropout, scales=style == "improved")
 
         def stage(inputs: int, outputs: int) -> _Stage:
-            looks = height in tuple(attention)
+            looks = height in attention
             return _Stage(residual(inputs, outputs), _Attention(outputs, heads, next(keys)) if looks else None)
 
         self.down, self.shrink, self.up, self.grow = [], [], [], []
@@ -232,7 +237,7 @@ class UNet(eqx.Module):
         if y.shape != self.shape:
             raise ValueError(f"the image has shape {y.shape}, not {self.shape}. Give ONE image; use jax.vmap.")
         dtype = y.dtype if self.compute is None else self.compute
-        keys = iter(jax.random.split(_mask_key(y, t), 100))
+        keys = _keys(_mask_key(y, t))
         times = _waves(1000.0 * jnp.asarray(t, jnp.float32) / self.t1, self.enter.weight.shape[0]).astype(dtype)
         times = self.times[1](jax.nn.silu(self.times[0](times)))
         run = _checkpointed if self.remat else _plain
@@ -253,6 +258,11 @@ class UNet(eqx.Module):
             if i < len(self.grow):
                 x = self.grow[i](jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))
         return self.leave(jax.nn.silu(self.norm(x))).astype(y.dtype)
+
+
+def _keys(key: PRNGKey) -> Iterator[PRNGKey]:
+    """As many as are taken."""
+    return (jax.random.fold_in(key, i) for i in itertools.count())
 
 
 def _plain(block: Callable, x, times, key):
