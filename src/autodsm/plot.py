@@ -89,7 +89,7 @@ def samples_over_time(
     every = np.concatenate([np.concatenate(list(points)) for points in rows.values()])
     low, high = np.quantile(every, 0.001, axis=0), np.quantile(every, 0.999, axis=0)
     margin = 0.08 * (high - low) + 1e-9
-    limits = tuple(zip(low - margin, high + margin, strict=True))
+    limits = [(float(a), float(b)) for a, b in zip(low - margin, high + margin, strict=True)]
     return samples_in_panels(rows, [f"t = {t:g}" for t in times], limits=limits, labels=labels)
 
 
