@@ -17,6 +17,7 @@ from ..estimate import Estimate
 from ..fit import fit
 from ..observables import entropy, entropy_production, entropy_rate, log_density
 from ..reference import HarmonicParticles
+from ..reference import harmonic_particles as harmonic_moments
 from ..systems import System, harmonic_particles
 from ..systems import swimmer as make_swimmer
 from .experiment import Experiment, Grid, Trials, curve, over_seeds, row_of, written
@@ -74,12 +75,10 @@ def _rates(system: System, score, ys, t: float, harmonic: bool) -> dict[str, Est
 
 def _exact(system: System, quick: bool, harmonic: bool) -> dict:
     if harmonic:
-        exact = HarmonicParticles(system.shape[0])
-        parts = [[float(v) for v in exact.parts(t)[1:]] for t in TIMES]
         n = system.shape[0]
-        logs = [0.5 * (2 * (n - 1) * np.log(f) + 2 * np.log(c)) + n * np.log(2 * np.pi * np.e) for f, c in parts]
-        rates = np.array([exact.production(t) for t in TIMES])
-        return {"entropy": logs, "system": rates[:, 0], "total": rates[:, 1], "medium": rates[:, 1] - rates[:, 0]}
+        values = [harmonic_moments(float(t)).entropy(n) for t in TIMES]
+        rates = np.array([HarmonicParticles(n).production(t) for t in TIMES])
+        return {"entropy": values, "system": rates[:, 0], "total": rates[:, 1], "medium": rates[:, 1] - rates[:, 0]}
     grid = density_on_grid(system, quick=quick)
     values, at = grid.entropy(), places(grid, TIMES)
     return {"entropy": values[at], "system": np.gradient(values, grid.times, edge_order=2)[at]}
@@ -100,14 +99,13 @@ _TITLES = {"entropy": "entropy S", "system": "dS/dt", "total": "total production
 
 
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
-    times, found = np.array(numbers["times"]), {}
+    times = np.array(numbers["times"])
     quantities: dict = {}
     for part, each in numbers["systems"].items():
         for name in [name for name in ("entropy", "system", "total") if name in each["learned"]]:
             exact = (np.array(each["exact"][name], float), np.zeros(len(times)))
             quantities[f"{part}: {_TITLES[name]}"] = {"learned": curve(each["learned"][name]), "exact": exact}
-    found["entropy"] = plot.over_time(times, quantities)
-    return found
+    return {"entropy": plot.over_time(times, quantities)}
 
 
 def report(numbers: dict) -> list[str | Grid]:

@@ -3,8 +3,8 @@
 `dx = (−x³ + v) dt`, `dv = −v/10 dt + √(1/5) dw`, to T = 5: noise in v alone, and a law that is never stationary. All
 objectives but the last train the same odd network, three layers of 256 with SiLU, with 1,024 evaluations in a step;
 "ISM, ReLU" has ReLU instead, "default" is what `fit` chooses, whose network is not odd, at its learning rate of 0.003
-(the others: 0.001). "local-DSM (paper)" expands
-around (y_s, s), λ = 0.01, without variance reduction. The exact score is that of the Fokker–Planck equation on a grid.
+(the others: 0.001). "local-DSM (paper)" expands around (y_s, s), λ = 0.01, without variance reduction. The exact score
+is that of the Fokker–Planck equation on a grid.
 """
 
 from functools import lru_cache
