@@ -51,7 +51,8 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     fit_key, start_key, path_key, mmd_key = jax.random.split(jax.random.key(seed), 4)
     times = np.concatenate([[EARLIEST * process.t1], TIMES])
     starts = simulated(process, y0, times[:1], n, key=start_key, steps=8)[0]
-    paths = simulated(process, y0, TIMES, many, key=path_key, steps=20)
+    simulations = simulated(process, y0, TIMES, many + n, key=path_key, steps=20)
+    paths, others = simulations[:, :many], simulations[:, many:]
 
     def evaluate(score) -> dict:
         ys = carried(process, score, starts, times)[1:]
@@ -61,19 +62,19 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     _, rows = learn(
         process, y0, recipe(part, process), steps=steps, marks=[] if quick else [500], evaluate=evaluate, key=fit_key
     )
-    return {"rows": rows, "path_variance": variances(paths)}
+    return {"rows": rows, "path_variance": variances(paths), "other_variance": variances(others)}
 
 
-def _error(row: dict, paths) -> float:
-    """Relative error of the variance, averaged over t and the two components."""
-    return float(np.mean(np.abs(np.array(row["variance"], float) / np.array(paths) - 1.0)))
+def _error(found, paths) -> float:
+    """Relative error of variances, averaged over t and the two components."""
+    return float(np.mean(np.abs(np.array(found, float) / np.array(paths) - 1.0)))
 
 
 def combine(trials: Trials) -> dict:
     found = {}
     for name, each in trials.items():
         last = [trial["rows"][-1] for trial in each]
-        errors = [[_error(row, trial["path_variance"]) for row in trial["rows"]] for trial in each]
+        errors = [[_error(row["variance"], trial["path_variance"]) for row in trial["rows"]] for trial in each]
         found[name] = {
             "steps": [row["step"] for row in each[0]["rows"]],
             "variance_error": over_seeds(errors),
@@ -81,8 +82,15 @@ def combine(trials: Trials) -> dict:
             "ms_per_step": over_seeds([1e3 * row["seconds"] / row["step"] for row in last]),
             **{key: over_seeds([row[key] for row in last]) for key in ("variance", "mmd2", "floor", "lost", "seconds")},
         }
-    paths = over_seeds([trial["path_variance"] for trial in next(iter(trials.values()))])
-    return {"times": TIMES, "lambda": LAM, "batch": BATCH, "methods": found, "path_variance": paths}
+    each = next(iter(trials.values()))  # the same paths for all methods
+    return {
+        "times": TIMES,
+        "lambda": LAM,
+        "batch": BATCH,
+        "methods": found,
+        "path_variance": over_seeds([trial["path_variance"] for trial in each]),
+        "floor_of_error": over_seeds([_error(trial["other_variance"], trial["path_variance"]) for trial in each]),
+    }
 
 
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
@@ -107,6 +115,8 @@ def report(numbers: dict) -> list[str | Grid]:
         distance = row_of(found["mean_mmd2"], unit=1e-3)[-1]
         per_step = written(found["ms_per_step"]["value"], found["ms_per_step"]["stderr"])
         rows.append([name, *row_of(found["variance_error"]), distance, per_step])
+    least = written(numbers["floor_of_error"]["value"], numbers["floor_of_error"]["stderr"])
+    rows.append(["other paths, as many", *[least] * len(steps), "", ""])
     floor = 1e3 * np.nanmean([np.array(found["floor"]["value"], float) for found in methods.values()])
     columns = ["objective", *(f"variance error, {step} steps" for step in steps), "10³ MMD²", "ms a step"]
     title = "Relative error of the variance, and MMD² to paths, averaged over t (noise floor of single values "

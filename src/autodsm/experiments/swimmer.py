@@ -74,7 +74,7 @@ def problem(quick: bool) -> tuple[System, ScoreError, GridDensity2D]:
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
-    steps, n = (128, 500) if quick else (2_000, 2_000)
+    steps, n = (128, 500) if quick else (4_000, 2_000)
     system, error_of, grid = problem(quick)
     process, y0 = system.process, system.y0
     net_key, fit_key, start_key, path_key, mmd_key = jax.random.split(jax.random.key(seed), 5)
@@ -87,7 +87,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
         variance = np.stack([np.var(y, axis=0, ddof=1) for y in kept(ys)])
         return {"error": error_of(score), **distances(ys, paths, key=mmd_key), "variance": variance}
 
-    marks = [64] if quick else [125, 250, 500, 1_000]
+    marks = [64] if quick else [250, 500, 1_000, 2_000]
     options = {} if part == "default" else {"learning_rate": 1e-3}
     model, rows = learn(
         process, y0, recipe(part, process, key=net_key), steps=steps, marks=marks, evaluate=evaluate, key=fit_key,
