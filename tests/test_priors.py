@@ -95,3 +95,59 @@ def test_cld_is_critically_damped_and_keeps_its_stationary_law(x64):
 def test_bad_arguments(make, text):
     with pytest.raises((TypeError, ValueError), match=text):
         make()
+
+
+def stationary_residual(process, log_prob, y, t):
+    """`−∇·(f π) + ½ ∇·(Q ∇π)` over π, for a diagonal g, by second derivatives."""
+    flat, shape = y.ravel(), y.shape
+    f = lambda z: process.f(z.reshape(shape), t).ravel()  # noqa: E731
+    score = jax.grad(lambda z: log_prob(z.reshape(shape)))
+    q = jnp.broadcast_to(process.g(t)[:, None] ** 2, shape).ravel()
+    s = score(flat)
+    second = jnp.diag(jax.jacfwd(score)(flat))
+    return -jnp.trace(jax.jacfwd(f)(flat)) - f(flat) @ s + 0.5 * jnp.sum(q * (second + s**2))
+
+
+@pytest.mark.parametrize("friction", [None, 0.3])
+@pytest.mark.parametrize("name", PRIORS)
+def test_underdamped_leaves_its_law_alone(name, friction, x64):
+    process = ad.underdamped(PRIORS[name], ad.LinearBeta(0.1, 10.0), mass=0.4, friction=friction)
+    law = ad.WithVelocity(PRIORS[name], 0.4)
+    ys = 1.5 * jax.random.normal(jax.random.key(0), (20, 2, 3))
+    found = jax.vmap(lambda y: stationary_residual(process, law.log_prob, y, 0.7))(ys)
+    np.testing.assert_allclose(found, 0.0, atol=1e-10)
+    other = ad.WithVelocity(PRIORS[name], 0.5)
+    assert np.abs(stationary_residual(process, other.log_prob, ys[0], 0.7)) > 1e-2
+
+
+def test_underdamped_of_the_normal_is_cld(x64):
+    normal, cld = ad.underdamped(dist.Normal(0.0, 1.0), mass=0.3), ad.cld(mass=0.3)
+    y = jax.random.normal(jax.random.key(0), (2, 4))
+    np.testing.assert_allclose(normal.f(y, 0.2), cld.f(y, 0.2), rtol=1e-12)
+    np.testing.assert_allclose(normal.g(0.2), cld.g(0.2), rtol=1e-12)
+
+
+def test_with_velocity_samples_what_it_scores():
+    law = ad.WithVelocity(dist.Normal(2.0, 0.5), 0.3)
+    y = np.asarray(law.sample(jax.random.key(0), (20_000, 2, 3)))
+    assert y.shape == (20_000, 2, 3)
+    np.testing.assert_allclose(y.mean(axis=(0, 2)), [2.0, 0.0], atol=4.5 * 0.55 / np.sqrt(60_000))
+    np.testing.assert_allclose(y.var(axis=(0, 2)), [0.25, 0.3], rtol=4.5 * np.sqrt(2 / 60_000))
+    exact = dist.Normal(2.0, 0.5).log_prob(y[0, 0]).sum() + dist.Normal(0.0, np.sqrt(0.3)).log_prob(y[0, 1]).sum()
+    np.testing.assert_allclose(law.log_prob(jnp.asarray(y[0])), exact, rtol=1e-5)
+    whole = ad.WithVelocity(dist.MultivariateNormal(jnp.ones(3), jnp.eye(3)))
+    assert whole.sample(jax.random.key(0), (5, 2, 3)).shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ad.underdamped(3.0), "must have a method log_prob"),
+        (lambda: ad.underdamped(dist.Normal(0.0, 1.0), mass=-1.0), "mass=-1.0"),
+        (lambda: ad.underdamped(dist.Normal(0.0, 1.0), friction=0.0), "friction=0.0"),
+        (lambda: ad.WithVelocity(dist.Normal(0.0, 1.0)).sample(jax.random.key(0), (4, 3)), "positions and velocities"),
+    ],
+)
+def test_bad_velocities(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()

@@ -128,6 +128,36 @@ def test_an_experiment_holds_no_model(toy, monkeypatch, tmp_path, capsys):
         assert "holds no model" in capsys.readouterr().err
 
 
+def test_scales_are_runs_of_their_own(toy, monkeypatch, tmp_path, capsys):
+    """A trial is told its scale, and goes on in a folder of its own; results, figures and sections carry the scale."""
+    left = tmp_path / "run" / "trials" / "a-seed-0"
+
+    def trial(part, *, quick, seed, scale, folder):
+        assert scale == "large"
+        assert folder == left
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "half").write_text("done")
+            raise KeyboardInterrupt
+        return {"value": float(len((folder / "half").read_text()))}
+
+    parts: dict = dict(parts=("a",), scales=("small", "large"), check=lambda scale: checked.append(scale))
+    checked: list[str] = []
+    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment(trial, toy.combine, toy.figures, toy.report, **parts))
+    with pytest.raises(SystemExit, match="130"):
+        run(monkeypatch, "reproduce", "toy", "--scale", "large", "--out", tmp_path / "run")
+    assert checked == ["large"]
+    run(monkeypatch, "resume", tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["command"] == "autodsm reproduce toy --scale large"
+    assert result["numbers"]["a"]["value"] == 4.0
+    assert (tmp_path / "run" / "figures" / "toy-large.png").exists()
+    run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "run")
+    assert "## toy-large" in (tmp_path / "docs" / "results.md").read_text()
+    assert (tmp_path / "docs" / "results" / "toy-large.json").exists()
+    assert results.page(tmp_path / "docs") == (tmp_path / "docs" / "results.md").read_text()
+
+
 def test_one_seed_is_one_seed(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "reproduce", "gradient-variance", "--seeds", "2", "--out", tmp_path / "run")

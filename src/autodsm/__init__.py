@@ -26,10 +26,12 @@ from .priors import (
     CosineBeta,
     InverseBeta,
     LinearBeta,
+    WithVelocity,
     cld,
     langevin,
     linear,
     sub_vp,
+    underdamped,
     ve,
     vp,
 )
@@ -61,6 +63,7 @@ __all__ = [
     "ScheduledPairs",
     "System",
     "TabulatedDSM",
+    "WithVelocity",
     "bits_per_dim",
     "cld",
     "data",
@@ -87,6 +90,7 @@ __all__ = [
     "systems",
     "targets",
     "transition",
+    "underdamped",
     "ve",
     "vp",
 ]

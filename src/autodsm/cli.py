@@ -38,6 +38,8 @@ class Reproduce:
     """How many seeds to average over; by default as many as the results page shows, and one for a quick run."""
     seed: int = 0
     """The first of them."""
+    scale: str | None = None
+    """Of experiments on images: "digits" (default), "small" or "paper"."""
     out: Path | None = None
     """Folder to write; it must not exist. By default runs/NAME, or the first free of runs/NAME-2, …"""
 
@@ -168,10 +170,13 @@ def reproduce(command: Reproduce, console: Console) -> None:
     for name, path in zip(names, paths, strict=True):  # before any work, not when its turn comes
         check_free(path)
         seeds_of(name, command)
+        scale = scale_of(name, command)
+        if scale is not None and (check := EXPERIMENTS[name].check) is not None:
+            check(scale)
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
         count = seeds_of(name, command)
         seeds = range(command.seed, command.seed + count)
-        folder = results.begin(name, path, quick=command.quick, seeds=seeds)
+        folder = results.begin(name, path, quick=command.quick, seeds=seeds, scale=scale_of(name, command))
         run_experiment(name, folder, console, rest=names[i + 1 :])
 
 
@@ -182,6 +187,16 @@ def seeds_of(name: str, command: Reproduce) -> int:
     if experiment.one_seed and command.name != "all" and command.seeds > 1:
         raise ValueError(f"seeds={command.seeds}: {name} has errors over the draws of one seed, and takes one.")
     return 1 if experiment.one_seed else command.seeds
+
+
+def scale_of(name: str, command: Reproduce) -> str | None:
+    scales = EXPERIMENTS[name].scales
+    if command.scale is None or (not scales and command.name == "all"):
+        return scales[0] if scales else None
+    if not scales:
+        raise ValueError(f"scale={command.scale}: {name} has one scale only.")
+    check_name("scale", command.scale, scales)
+    return command.scale
 
 
 def run_experiment(name: str, folder: RunFolder, console: Console, rest: Sequence[str] = ()) -> None:

@@ -178,7 +178,10 @@ class DSM(AbstractObjective):
     def prepare(self, y0, *, key):
         target, keys = self.target, jax.random.split(key, 3)
         if isinstance(target, _Unbuilt):
-            x = initial_states(y0, 1 << 16, key=keys[0]) if callable(y0) else y0
+            x = initial_states(y0, 1, key=keys[0])
+            if target.y_range is None:
+                pilot = int(np.clip((1 << 24) // x.size, 1 << 10, 1 << 16))
+                x = initial_states(y0, pilot, key=keys[0]) if callable(y0) else y0
             target = target.build(np.asarray(x), sampled=callable(y0))
         if "steps" in self.open:
             paths = Paths(self.process, choose_steps(self.process, y0, key=keys[1]))
@@ -229,7 +232,7 @@ class _Unbuilt(AbstractTarget):
 
 
 def _fills_its_range(x: np.ndarray) -> bool:
-    """True when the extremes of 65,536 draws are those of a bounded law, with mass at its ends."""
+    """True when the extremes of many draws are those of a bounded law, with mass at its ends."""
     low, high = x.min(), x.max()
     edge = 0.01 * (high - low)
     return bool(min(np.mean(x < low + edge), np.mean(x > high - edge)) > 1e-3)

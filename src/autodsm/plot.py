@@ -185,6 +185,39 @@ def over_parameter(
     return figure
 
 
+def bars(rows: Mapping[str, Mapping[str, tuple[float, float]]], *, label: str) -> Figure:
+    """A panel for each name; in it a bar for each method, as (value, standard error), from somewhat below the least."""
+    figure = Figure(
+        figsize=(6.4, 0.6 + sum(0.5 + 0.28 * len(methods) for methods in rows.values())), layout="constrained"
+    )
+    sizes = [len(methods) for methods in rows.values()]
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
+    values = np.array([value for methods in rows.values() for value, _ in methods.values()])
+    for axis, (name, methods) in zip(axes, rows.items(), strict=True):
+        value, stderr = (np.array(column, float) for column in zip(*methods.values(), strict=True))
+        places = np.arange(len(methods))[::-1]
+        axis.barh(places, value, xerr=2 * stderr, color=[f"C{i}" for i in range(len(methods))], alpha=0.8, capsize=2)
+        axis.set_yticks(places, list(methods))
+        axis.set_title(name)
+    span = float(np.ptp(values)) or 0.1
+    axes[-1].set(xlabel=label, xlim=(float(values.min()) - 0.3 * span, float(values.max()) + 0.3 * span))
+    return figure
+
+
+def image_grids(grids: Mapping[str, np.ndarray]) -> Figure:
+    """Images (n, channels, height, width) with values in [0, 1], a square of them for each name."""
+    figure, axes = panels(len(grids), width=3.0, height=3.2)
+    for axis, (name, images) in zip(axes, grids.items(), strict=True):
+        side = int(np.sqrt(len(images)))
+        n, channels, height, width = images[: side**2].shape
+        canvas = images[:n].reshape(side, side, channels, height, width).transpose(0, 3, 1, 4, 2)
+        canvas = canvas.reshape(side * height, side * width, channels)
+        axis.imshow(canvas[..., 0] if channels == 1 else canvas, cmap="gray", vmin=0.0, vmax=1.0)
+        axis.set_title(name.replace(": ", "\n"))
+        axis.axis("off")
+    return figure
+
+
 def loss_curve(history: np.ndarray) -> Figure:
     """The loss over steps; `history` is (rounds, 2)."""
     figure, axes = panels(1, width=4.2, height=3.0)

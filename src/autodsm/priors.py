@@ -9,9 +9,12 @@
 | `ve`     | `0`                           | `√(dσ²/dt)`, `σ = σ0 (σ1/σ0)^t`  |
 | `cld`    | `β (v/M, −x − Γ v/M)`         | `(0, √(2Γβ))`, `Γ² = 4M`         |
 | `linear` | `A(t) y + c(t)`               | anything                         |
+
+`underdamped` is `cld` for any prior, whose score takes the place of −x; `WithVelocity` is the law that both end in.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -148,18 +151,68 @@ def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None, s
     `dx = β v/M dt`, `dv = β (−x − Γ v/M) dt + √(2Γβ) dw`, `Γ² = 4M`; stationary law x ~ N(0,1), v ~ N(0,M).
     """
     check_positive("mass", mass)
+    return _with_velocity(lambda x: -x, beta, mass, 2.0 * np.sqrt(mass), t1, structure)
+
+
+def underdamped(
+    prior,
+    beta: BetaLike = None,
+    *,
+    mass: float = 0.25,
+    friction: float | None = None,
+    t1: float | None = None,
+    structure: str | None = None,
+) -> Process:
+    """Langevin dynamics with velocities, towards any prior: `cld` for the standard normal. State (2, *pixels) = (x, v).
+
+        process = underdamped(numpyro.distributions.Logistic(0.0, 1.0))
+
+    `dx = β v/M dt`, `dv = β (∇log π(x) − Γ v/M) dt + √(2Γβ) dw`. `friction` is Γ, by default `2√M`. The stationary law
+    is `WithVelocity(prior, mass)`.
+    """
+    if not callable(getattr(prior, "log_prob", None)):
+        raise TypeError(f"prior={prior!r} must have a method log_prob(x).")
+    check_positive("mass", mass)
+    friction = float(2.0 * np.sqrt(mass)) if friction is None else friction
+    check_positive("friction", friction)
+    force = jax.grad(lambda x: jnp.sum(prior.log_prob(x)))
+    return _with_velocity(force, beta, mass, friction, t1, structure)
+
+
+def _with_velocity(force: Callable, beta: BetaLike, mass, friction, t1: float | None, structure: str | None) -> Process:
     rate, t1 = _schedule(beta, t1, ConstantBeta(4.0))
-    gamma = 2.0 * np.sqrt(mass)
 
     def drift(y, t):
         x, v = y
-        return rate(t) * jnp.stack([v / mass, -x - gamma * v / mass])
+        return rate(t) * jnp.stack([v / mass, force(x) - friction * v / mass])
 
     def diffusion(t):
         b = rate(t)
-        return jnp.stack([jnp.zeros_like(b), jnp.sqrt(2.0 * gamma * b)])
+        return jnp.stack([jnp.zeros_like(b), jnp.sqrt(2.0 * friction * b)])
 
     return Process(drift, diffusion, t1, structure=structure)
+
+
+class WithVelocity(eqx.Module):
+    """The law of states (2, *pixels) = (x, v): x by a prior, over a number or over all pixels, and v ~ N(0, M)."""
+
+    position: Any
+    mass: float = 0.25
+
+    def log_prob(self, y) -> Array:
+        x, v = y
+        velocities = -0.5 * jnp.sum(v**2) / self.mass - 0.5 * v.size * np.log(2.0 * np.pi * self.mass)
+        return jnp.sum(self.position.log_prob(x)) + velocities
+
+    def sample(self, key, shape: tuple[int, ...]) -> Array:
+        """`shape` is (n, 2, *pixels)."""
+        if len(shape) < 2 or shape[1] != 2:
+            raise ValueError(f"shape={shape} of samples must be (n, 2, *pixels): positions and velocities.")
+        n, pixels = shape[0], tuple(shape[2:])
+        own = (*getattr(self.position, "batch_shape", ()), *getattr(self.position, "event_shape", ()))
+        x_key, v_key = jax.random.split(key)
+        x = self.position.sample(x_key, (n,) if own else (n, *pixels))
+        return jnp.stack([x, np.sqrt(self.mass) * jax.random.normal(v_key, (n, *pixels), x.dtype)], axis=1)
 
 
 def linear(matrix, diffusion, *, t1: float, offset=None, structure: str | None = None) -> Process:

@@ -4,6 +4,7 @@ Along it the density is known: `d log q/dt = −∇·v`. Solved by diffrax (Tsit
 time.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ def trace_directions(divergence: str | None, probes: int, key: PRNGKey | None, y
         return jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
     if key is None:
         raise ValueError('divergence="hutchinson" draws random probes: give key=...')
-    return jax.random.rademacher(key, (probes, *y.shape), y.dtype) / np.sqrt(probes)
+    return jax.random.rademacher(key, (probes, *y.shape), y.dtype) / math.sqrt(probes)
 
 
 def _check_times(process: Process, times) -> Array:

@@ -1,7 +1,8 @@
 """Experiments run, resumed, and put together on one page of results.
 
-A run folder holds `config.json`, `trials/*.json` (one for each part and seed, kept as soon as it is there),
-`result.json` and `figures/*.png`. The page is written from `result.json` files alone, so that nothing in it is typed.
+A run folder holds `config.json`, `trials/*.json` (one for each part and seed, kept as soon as it is there; beside them
+the checkpoints of trials that take hours), `result.json` and `figures/*.png`. The page is written from `result.json`
+files alone, so that nothing in it is typed.
 """
 
 import hashlib
@@ -22,9 +23,10 @@ from .experiments import EXPERIMENTS, Experiment, Grid
 from .run import RunFolder, versions
 
 
-def begin(name: str, path: Path, *, quick: bool, seeds: Sequence[int]) -> RunFolder:
+def begin(name: str, path: Path, *, quick: bool, seeds: Sequence[int], scale: str | None = None) -> RunFolder:
     """A new run folder for an experiment, which records by what code it was begun."""
-    config = {"experiment": name, "quick": quick, "seeds": list(seeds), "code": code(), "versions": versions()}
+    config = {"experiment": name, "scale": scale, "quick": quick, "seeds": list(seeds)}
+    config |= {"code": code(), "versions": versions()}
     folder = RunFolder.create(path, config)
     (path / "trials").mkdir()
     return folder
@@ -45,7 +47,7 @@ def reproduce(folder: RunFolder, console: Console) -> None:
     Trials of different code are not put together: a folder that other code has begun is shown as it is, or refused.
     """
     config = json.loads((folder.path / "config.json").read_text())
-    name, quick, seeds = config["experiment"], config["quick"], config["seeds"]
+    name, scale, quick, seeds = (config.get(key) for key in ("experiment", "scale", "quick", "seeds"))
     check_name("experiment", name, EXPERIMENTS)
     experiment = EXPERIMENTS[name]
     parts = experiment.quick_parts if quick and experiment.quick_parts else experiment.parts
@@ -58,13 +60,14 @@ def reproduce(folder: RunFolder, console: Console) -> None:
         )
     trials: dict[str, list[dict]] = {part: [] for part in parts}
     for part, seed in wanted:
-        trials[part].append(_trial(experiment, part, seed, folder, quick=quick, console=console))
+        trials[part].append(_trial(experiment, part, seed, folder, scale, quick=quick, console=console))
     seconds = sum(trial.pop("trial_seconds") for each in trials.values() for trial in each)
     numbers = experiment.combine(trials)
-    figures = experiment.figures(trials, numbers)
+    figures = {_label(key, scale): figure for key, figure in experiment.figures(trials, numbers).items()}
     for figure_name, figure in figures.items():
         console.print(f"Figure: {folder.save_figure(figure_name, figure)}", soft_wrap=True)
-    about = {"experiment": name, "command": command_line(name, quick=quick, seeds=seeds), "quick": quick}
+    command = command_line(name, quick=quick, seeds=seeds, scale=scale)
+    about = {"experiment": name, "scale": scale, "command": command, "quick": quick}
     about |= {"seeds": seeds, "seconds": round(seconds), "cores": os.cpu_count(), "figures": list(figures)}
     folder.save_result(numbers, **about, versions=config["versions"])
     for item in experiment.report(json.loads((folder.path / "result.json").read_text())["numbers"]):
@@ -74,14 +77,20 @@ def reproduce(folder: RunFolder, console: Console) -> None:
             console.print(item.replace("**", ""), soft_wrap=True)
 
 
-def command_line(name: str, *, quick: bool, seeds: Sequence[int]) -> str:
+def command_line(name: str, *, quick: bool, seeds: Sequence[int], scale: str | None = None) -> str:
     """The command that makes this run."""
     usual = 1 if quick else EXPERIMENTS[name].seeds
     words = ["autodsm reproduce", name]
+    words += [f"--scale {scale}"] * (scale is not None)
     words += ["--quick"] * quick
     words += [f"--seeds {len(seeds)}"] * (len(seeds) != usual)
     words += [f"--seed {seeds[0]}"] * (seeds[0] != 0)
     return " ".join(words)
+
+
+def _label(name: str, scale: str | None) -> str:
+    """What results and figures of an experiment are called."""
+    return name if scale is None else f"{name}-{scale}"
 
 
 def _trial_path(folder: RunFolder, part: str, seed: int) -> Path:
@@ -89,13 +98,16 @@ def _trial_path(folder: RunFolder, part: str, seed: int) -> Path:
     return folder.path / "trials" / f"{slug}-seed-{seed}.json"
 
 
-def _trial(experiment: Experiment, part: str, seed: int, folder: RunFolder, *, quick: bool, console: Console) -> dict:
+def _trial(
+    experiment: Experiment, part: str, seed: int, folder: RunFolder, scale: str | None, *, quick: bool, console: Console
+) -> dict:
     path = _trial_path(folder, part, seed)
     if not path.exists():
         if len(experiment.parts) > 1:
             console.print(f"[bold]{part}[/], seed {seed}")
         began = time.monotonic()
-        numbers = experiment.trial(part, quick=quick, seed=seed)
+        more = {} if scale is None else {"scale": scale, "folder": path.with_suffix("")}
+        numbers = experiment.trial(part, quick=quick, seed=seed, **more)
         folder.write(f"trials/{path.name}", {**numbers, "trial_seconds": time.monotonic() - began})
     return json.loads(path.read_text())
 
@@ -112,7 +124,7 @@ def publish(docs: Path, runs: Iterable[Path]) -> Path:
         result = json.loads((run / "result.json").read_text())
         if "experiment" not in result:
             raise ValueError(f"{run} was not made by `autodsm reproduce`; the page shows experiments only.")
-        name = result["experiment"]
+        name = _label(result["experiment"], result.get("scale"))
         if result["quick"] and name in found and not found[name]["quick"]:
             raise ValueError(f"{run} is a quick run; {docs} has a full one of {name}, which it does not replace.")
         found[name], sources[name] = result, run
@@ -135,16 +147,17 @@ def page(docs: Path) -> str:
 def _committed(docs: Path) -> dict[str, dict]:
     found = {path.stem: json.loads(path.read_text()) for path in sorted((docs / "results").glob("*.json"))}
     for name, result in found.items():
-        if result.get("experiment") != name:
+        if _label(result.get("experiment", ""), result.get("scale")) != name:
             raise ValueError(f"{docs / 'results' / name}.json is not a result of the experiment {name!r}: remove it.")
     return found
 
 
 def _page(found: dict[str, dict]) -> str:
+    known = {_label(name, s): one for name, one in EXPERIMENTS.items() for s in one.scales or (None,)}
     for name in found:
-        check_name("experiment", name, EXPERIMENTS)
+        check_name("experiment", name, known)
     lines = [_HEAD, "", _INTRODUCTION, ""]
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in known.items():
         if name in found:
             lines += _section(name, experiment, found[name])
     return "\n".join(lines).rstrip() + "\n"

@@ -6,6 +6,9 @@ makes a trial small enough for continuous integration without changing what it d
 
 from . import (
     checkerboard,
+    cifar10_bpd,
+    cifar10_lambda,
+    cifar10_samples,
     demo,
     entropy,
     gradient_variance,
@@ -28,4 +31,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "particles": particles.EXPERIMENT,
     "lambda-sweep": lambda_sweep.EXPERIMENT,
     "entropy": entropy.EXPERIMENT,
+    "cifar10-bpd": cifar10_bpd.EXPERIMENT,
+    "cifar10-lambda": cifar10_lambda.EXPERIMENT,
+    "cifar10-samples": cifar10_samples.EXPERIMENT,
 }

@@ -40,6 +40,11 @@ class Experiment(NamedTuple):
     """How many, unless the user says; a quick run has one."""
     one_seed: bool = False
     """Errors are over draws within a trial, so that more seeds are not taken."""
+    scales: tuple[str, ...] = ()
+    """Sizes to choose from, the first unless the user says. A trial then also takes `scale=`, and `folder=`, where it
+    keeps what it needs to go on with after a stop."""
+    check: Callable[[str], None] | None = None
+    """`check(scale)` raises if what a trial needs, such as a data set, is not there."""
 
 
 def over_seeds(values) -> dict:

@@ -147,12 +147,13 @@ class UNet(eqx.Module):
 
     **Arguments:**
 
+    - `shape`: (channels, height, width); more leading axes, such as positions and velocities, are channels too.
     - `channels`, `levels`: features at full resolution, and their multiples at each halving.
     - `blocks`: residual blocks of a level, on the way down.
     - `attention`: resolutions (heights) with attention, beside the lowest; by default 16, where there is one of it.
     - `style`: "ddpm" or "improved"; `heads`: of attention, by default one or four.
-    - `dropout`: in training. Masks follow from the state and the time, so that a resumed run repeats them. `fit`
-      returns scores without; `eqx.nn.inference_mode(net)` is what it uses.
+    - `dropout`: in training. Masks follow from the time, so that a resumed run repeats them, and that both states of
+      an antithetic pair see the same. `fit` returns scores without; `eqx.nn.inference_mode(net)` is what it uses.
     - `compute`: precision of convolutions and attention, e.g. jnp.bfloat16; weights and output stay as they are.
     - `remat`: recompute the features of a block instead of keeping them: less memory, a third more time.
     """
@@ -188,7 +189,7 @@ class UNet(eqx.Module):
         remat: bool = False,
     ):
         _check(shape, channels, levels, blocks, style, heads, dropout)
-        heights = [shape[1] >> i for i in range(len(levels))]
+        heights = [shape[-2] >> i for i in range(len(levels))]
         attention = [height for height in (16,) if height in heights] if attention is None else list(attention)
         if absent := [height for height in attention if height not in heights]:
             raise ValueError(f"attention={absent} are not among the resolutions of this network, {heights}.")
@@ -196,8 +197,8 @@ class UNet(eqx.Module):
         keys = _keys(key)
         wide = 4 * channels
         self.times = _Affine(channels, wide, 1, next(keys)), _Affine(wide, wide, 1, next(keys))
-        self.enter = _Affine(shape[0], channels, 3, next(keys))
-        height, now, kept = shape[1], channels, [channels]
+        self.enter = _Affine(math.prod(shape[:-2]), channels, 3, next(keys))
+        height, now, kept = shape[-2], channels, [channels]
 
         def residual(inputs: int, outputs: int) -> _Residual:
             return _Residual(inputs, outputs, wide, next(keys), dropout=dropout, scales=style == "improved")
@@ -229,7 +230,7 @@ class UNet(eqx.Module):
                 self.grow.append(_Affine(now, now, 3, next(keys)))
                 height *= 2
         self.norm = _Norm(now)
-        self.leave = _Affine(now, shape[0], 3, next(keys), gain=0.0)
+        self.leave = _Affine(now, math.prod(shape[:-2]), 3, next(keys), gain=0.0)
         self.shape, self.t1, self.compute, self.remat = tuple(shape), float(clock.t1), compute, remat
 
     def __call__(self, y, t) -> Array:
@@ -237,11 +238,11 @@ class UNet(eqx.Module):
         if y.shape != self.shape:
             raise ValueError(f"the image has shape {y.shape}, not {self.shape}. Give ONE image; use jax.vmap.")
         dtype = y.dtype if self.compute is None else self.compute
-        keys = _keys(_mask_key(y, t))
+        keys = _keys(_mask_key(t))
         times = _waves(1000.0 * jnp.asarray(t, jnp.float32) / self.t1, self.enter.weight.shape[0]).astype(dtype)
         times = self.times[1](jax.nn.silu(self.times[0](times)))
         run = _checkpointed if self.remat else _plain
-        x = self.enter(y.astype(dtype))
+        x = self.enter(y.astype(dtype).reshape(-1, *self.shape[-2:]))
         kept = [x]
         for i, line in enumerate(self.down):
             for stage in line:
@@ -257,7 +258,7 @@ class UNet(eqx.Module):
                 x = run(stage, jnp.concatenate([x, kept.pop()]), times, next(keys))
             if i < len(self.grow):
                 x = self.grow[i](jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))
-        return self.leave(jax.nn.silu(self.norm(x))).astype(y.dtype)
+        return self.leave(jax.nn.silu(self.norm(x))).astype(y.dtype).reshape(y.shape)
 
 
 def _keys(key: PRNGKey) -> Iterator[PRNGKey]:
@@ -278,15 +279,15 @@ def _waves(t: Array, size: int) -> Float[Array, " size"]:
     return jnp.concatenate([jnp.sin(t * rates), jnp.cos(t * rates)])
 
 
-def _mask_key(y: Array, t) -> PRNGKey:
-    """A key that no two states share, but for chance: from the bits of a sum of the state, and of the time."""
-    bits = [jax.lax.bitcast_convert_type(jnp.asarray(v, jnp.float32), jnp.uint32) for v in (jnp.sum(y), t)]
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), bits[0]), bits[1])
+def _mask_key(t) -> PRNGKey:
+    """A key that no two times share."""
+    bits = jax.lax.bitcast_convert_type(jnp.asarray(t, jnp.float32), jnp.uint32)
+    return jax.random.fold_in(jax.random.key(0), bits)
 
 
 def _check(shape, channels, levels, blocks, style, heads, dropout) -> None:
-    if len(shape) != 3:
-        raise ValueError(f"shape={tuple(shape)} must be (channels, height, width) of an image.")
+    if len(shape) < 3:
+        raise ValueError(f"shape={tuple(shape)} must be (channels, height, width) of an image, or (…, height, width).")
     check_count("channels", channels)
     check_count("blocks", blocks)
     check_name("style", style, STYLES)
@@ -295,9 +296,9 @@ def _check(shape, channels, levels, blocks, style, heads, dropout) -> None:
     if not levels or any(m < 1 for m in levels):
         raise ValueError(f"levels={tuple(levels)} must be multiples of the channels, one for each resolution.")
     part = 2 ** (len(levels) - 1)
-    if shape[1] % part or shape[2] % part:
+    if shape[-2] % part or shape[-1] % part:
         raise ValueError(
-            f"an image of {shape[1]}×{shape[2]} cannot be halved {len(levels) - 1} times for levels={tuple(levels)}. "
+            f"an image of {shape[-2]}×{shape[-1]} cannot be halved {len(levels) - 1} times for levels={tuple(levels)}. "
             "Take fewer levels, or pad the images."
         )
     if heads is not None:

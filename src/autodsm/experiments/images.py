@@ -1,0 +1,178 @@
+"""What the experiments on images share: data and networks at three scales, priors, objectives, and training.
+
+| scale  | images                 | network                                   |
+|--------|------------------------|-------------------------------------------|
+| digits | 8×8 digits, 17 levels  | U-Net of 0.18 million parameters          |
+| small  | CIFAR-10               | U-Net of 1.5 million                      |
+| paper  | CIFAR-10               | Ho et al.'s of 36 million; 181 for samples |
+
+Coordinates follow Langevin dynamics towards the prior, each by itself. States at s and t come from the tabulated
+kernel, so that no objective waits for paths, and none has an error of them. All train one network, as a residual on the
+score of the prior, with as many evaluations in a step; a step of ISM costs more, and it takes fewer of them. (In the
+paper the network stands for the noise instead, and states come from simulated paths.)
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from .. import data
+from .._types import PRNGKey
+from ..clock import Clock
+from ..data import Images
+from ..estimate import Estimate
+from ..fit import Model, fit
+from ..ism import ISM
+from ..likelihood import ELBO, bits_per_dim
+from ..network import Score, UNet
+from ..objective import AbstractObjective, LocalDSM, TabulatedDSM
+from ..priors import AbstractBeta, LinearBeta, langevin
+from ..process import Process
+from ..targets import Tabulated
+
+RANGE = (-1.0, 1.0)
+LAM = 0.01
+ISM_COST = 2.5
+"""Steps of the others for one of ISM: about the ratio of their times, which benchmarks/image_step.py measures."""
+PRIORS: dict[str, dist.Distribution] = {
+    "logistic": dist.Logistic(0.0, 1.0),
+    "mixture": dist.MixtureSameFamily(
+        dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(jnp.array([-0.5, 0.5]), jnp.sqrt(0.5))
+    ),
+}
+
+
+class Scale(NamedTuple):
+    """How much is done."""
+
+    images: Callable[[str], Images]
+    network: Mapping[str, Any]
+    batch: int
+    steps: int
+    learning_rate: float
+    ema: float
+    examples: int
+    """Held-out images."""
+    draws: int
+    """Times of a bound."""
+    samples: int
+    for_samples: Mapping[str, Any] = MappingProxyType({})
+    """What is different in the network that images are drawn from."""
+
+
+SCALES = {
+    "digits": Scale(
+        images=data.digits,
+        network=dict(channels=16, levels=(1, 2), blocks=1, attention=(4,), dropout=0.0),
+        batch=64, steps=1_500, learning_rate=2e-3, ema=0.999, examples=360, draws=64, samples=64,
+    ),
+    "small": Scale(
+        images=data.cifar10,
+        network=dict(channels=24, levels=(1, 2, 4), blocks=1, attention=(8,), dropout=0.0),
+        batch=64, steps=1_500, learning_rate=1e-3, ema=0.998, examples=256, draws=32, samples=36,
+    ),
+    "paper": Scale(
+        images=data.cifar10,
+        network=dict(channels=128, levels=(1, 2, 2, 2), blocks=2, dropout=0.1),
+        batch=256, steps=400_000, learning_rate=2e-4, ema=0.9999, examples=10_000, draws=128, samples=100,
+        for_samples=dict(channels=160, levels=(1, 2, 3, 4), blocks=3, attention=(16, 8), style="improved"),
+    ),
+}  # fmt: skip
+_FIRST_STEPS = {
+    "digits": dict(
+        network=dict(channels=8, levels=(1, 2), blocks=1, attention=(), dropout=0.0),
+        batch=32, steps=48, examples=24, draws=16, samples=16,
+    ),
+    "small": dict(batch=16, steps=4, examples=2, draws=4, samples=1),
+    "paper": dict(batch=4, steps=2, examples=2, draws=2, samples=1),
+}  # fmt: skip
+"""A quick run: on digits with a smaller network, else the first steps, at a reduced batch, of what a full run does."""
+
+
+def scale_of(name: str, *, quick: bool) -> Scale:
+    return SCALES[name]._replace(**_FIRST_STEPS[name]) if quick else SCALES[name]
+
+
+def check_data(name: str) -> None:
+    """Raise if the images of a scale are not there."""
+    SCALES[name].images("test")
+
+
+class Setting(NamedTuple):
+    """A process towards a prior, for images at a scale."""
+
+    scale: Scale
+    process: Process
+    prior: Any
+    shape: tuple[int, ...]
+
+    @classmethod
+    def make(cls, scale: Scale, prior: str, beta: AbstractBeta | None = None) -> "Setting":
+        process = langevin(PRIORS[prior], LinearBeta(0.1, 10.0) if beta is None else beta)
+        return cls(scale, process, PRIORS[prior], scale.images("test").shape)
+
+    def objective(self, method: str, *, lam: float = LAM) -> AbstractObjective:
+        """By name, such as "local-DSM, perceptual"; what is not perceptual is weighted as in the bound."""
+        process = self.process
+        weighting: dict = dict(weighting="perceptual" if "perceptual" in method else "likelihood")
+        if method.startswith("tabulated"):
+            return TabulatedDSM(process, RANGE, **weighting)
+        options: dict = dict(forward=Tabulated(process, self.shape, y_range=RANGE), pairs_per_path=1)
+        if method.startswith("ISM"):
+            return ISM(process, divergence="hutchinson", times="mixed", **options)
+        if method.startswith("antithetic"):
+            return LocalDSM(process, lam, **weighting, **options)
+        return LocalDSM(process, lam, variance_reduction="none", **weighting, **options)
+
+    def network(self, *, key: PRNGKey, **changes) -> Score:
+        clock = Clock(self.process)
+        net = UNet(self.shape, clock, key=key, **{**self.scale.network, **changes})
+        slope = jax.grad(lambda y: jnp.sum(self.prior.log_prob(y)))
+        with jax.ensure_compile_time_eval():
+            spread = float(np.sqrt(self.prior.variance))
+        return Score(net, clock, parameterization="residual", base=lambda y, t: slope(y), spread=spread)
+
+    def train(self, method: str, *, key: PRNGKey, out: Path, **changes) -> Model:
+        """Train, or go on with the training that is in the folder `out`."""
+        net_key, fit_key = jax.random.split(key)
+        scale = self.scale
+        steps = max(1, round(scale.steps / (ISM_COST if method.startswith("ISM") else 1.0)))
+        return fit(
+            self.process, scale.images("train"), objective=self.objective(method),
+            network=self.network(key=net_key, **changes), steps=steps, batch_size=scale.batch,
+            learning_rate=scale.learning_rate, ema=scale.ema, key=fit_key, out=out,
+            checkpoint_every=max(1, min(1_000, steps // 8)),
+        )  # fmt: skip
+
+    def held_out(self, *, key: PRNGKey) -> tuple[Images, jax.Array]:
+        """Images that no training saw, and as states; the first ones, since their order has no meaning."""
+        images = self.scale.images("test")
+        return images, images.states(np.arange(min(self.scale.examples, len(images))), key=key)
+
+    def bits(self, score, kind: str, *, key: PRNGKey, **options) -> np.ndarray:
+        """Bits per dimension of each held-out image, by one of the bounds."""
+        state_key, bound_key = jax.random.split(key)
+        images, xs = self.held_out(key=state_key)
+        needed: dict[str, dict] = {
+            "ism": dict(divergence="hutchinson"),
+            "tabulated": dict(y_range=(1.5 * RANGE[0], 1.5 * RANGE[1]), shape=self.shape),
+        }
+        draws = self.scale.draws
+        bound = ELBO(self.process, self.prior, kind=kind, draws=draws, steps=1024, **needed.get(kind, {}), **options)
+        # As many evaluations of the network at once as in a step of training.
+        values = bound.values(score, xs, key=bound_key, chunk=max(1, self.scale.batch // draws))
+        unit = bits_per_dim(Estimate(0.0, 1.0), self.shape, levels=images.levels, width=RANGE[1] - RANGE[0])
+        return unit.offset - unit.stderr * values
+
+
+def about(model: Model, scale: Scale) -> dict:
+    """What a training was."""
+    per_step = 1.0 / float(np.median([row["steps_per_s"] for row in model.history]))
+    steps = model.history[-1]["step"]
+    return {"steps": steps, "batch": scale.batch, "ms_per_step": 1e3 * per_step, "seconds": per_step * steps}
