@@ -4,8 +4,8 @@
 
 The yardstick draws `y = a x + σ ε` and its target for a whole round in a few lines of jnp. All train the same U-Net, of
 that scale of the experiments on images, with as many evaluations in a step. Methods take turns, round by round; ratios
-are of neighbours in time, and medians are reported. Memory is what the compiled round needs for itself, by XLA's
-account: the same on every machine of a kind.
+are of neighbours in time, and medians are reported. Memory is what draws take, and the
+compiled functions for themselves by XLA's account: the same on every machine of a kind.
 """
 
 import math
@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from autodsm.experiments.images import Setting, scale_of
-from autodsm.train import Plan, TrainState, initial_state, make_round, make_step, optimizer_for
+from autodsm.train import Batch, Plan, TrainState, initial_state, make_draws, make_round, optimizer_for
 
 BETA0, BETA1 = 0.1, 20.0
 ROUND = 4
@@ -51,49 +51,46 @@ class VP:
         return 0.5 * jnp.mean((draw.sigma * (score(draw.y, draw.t) - draw.target)) ** 2)
 
 
-def vp_round(network, optimizer, plan: Plan) -> Callable:
-    loss: Any = VP()
-    step = make_step(loss, network, optimizer, plan)
-
+def vp_draws(plan: Plan) -> Callable:
     @jax.jit
-    def run(state: TrainState, x, key):
-        t_key, noise_key = jax.random.split(jax.random.fold_in(key, state.step))
+    def draws(data: Batch, key, step):
+        t_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
         u = (jnp.arange(plan.paths) + jax.random.uniform(t_key, (plan.round_steps, 1))) / plan.paths
         t = 1e-3 + (1 - 1e-3) * u.ravel()
         integral = (BETA0 * t + 0.5 * (BETA1 - BETA0) * t**2)[:, None, None, None]
         sigma = jnp.sqrt(-jnp.expm1(-integral))
-        eps = jax.random.normal(noise_key, x.shape)
-        draw = VPDraw(t, jnp.exp(-0.5 * integral) * x + sigma * eps, -eps / sigma, sigma)
-        draw = jax.tree.map(lambda leaf: leaf.reshape(plan.round_steps, plan.paths, *leaf.shape[1:]), draw)
-        return jax.lax.scan(step, state, draw)
+        eps = jax.random.normal(noise_key, data.x.shape)
+        draw = VPDraw(t, jnp.exp(-0.5 * integral) * data.x + sigma * eps, -eps / sigma, sigma)
+        return jax.tree.map(lambda leaf: leaf.reshape(plan.round_steps, plan.paths, *leaf.shape[1:]), draw)
 
-    return run
+    return draws
 
 
 class Method(NamedTuple):
     run: Callable
-    x: Array
     steps: int
-    temporary: int
+    memory: int
     """Bytes."""
 
 
 def method_of(name: str, setting: Setting, network, optimizer, key) -> Method:
+    """Draws and steps one after the other: a network of this size keeps all cores busy."""
     images, size = setting.scale.images("train"), math.prod(setting.shape)
-    options: dict = dict(steps=ROUND, batch_size=setting.scale.batch, ema=0.999)
+    objective: Any = VP() if name == "VP" else setting.objective(METHODS[name]).prepare(images, key=key)
+    plan = Plan.make(objective, size, steps=ROUND, batch_size=setting.scale.batch, ema=0.999)
+    data = Batch(images(key, plan.round_steps * plan.paths))
+    make = vp_draws(plan) if name == "VP" else make_draws(objective, plan, plan.round_steps)
     state = initial_state(network, optimizer)
-    if name == "VP":
-        loss: Any = VP()
-        plan = Plan.make(loss, size, **options)
-        run = vp_round(network, optimizer, plan)
-    else:
-        objective = setting.objective(METHODS[name]).prepare(images, key=key)
-        plan = Plan.make(objective, size, **options)
-        run = make_round(objective, network, optimizer, plan, plan.round_steps)
-    x = images(key, plan.round_steps * plan.paths)
-    compiled: Any = run.lower(state, x, key).compile()
-    analysis = getattr(compiled, "compiled", compiled).memory_analysis()
-    return Method(lambda *given: compiled(*given)[0], x, plan.round_steps, analysis.temp_size_in_bytes)
+    draws: Any = make.lower(data, key, state.step).compile()
+    made = draws(data, key, state.step)
+    steps: Any = make_round(objective, network, optimizer, plan).lower(state, made).compile()
+    temporary = [getattr(c, "compiled", c).memory_analysis().temp_size_in_bytes for c in (draws, steps)]
+    memory = sum(leaf.nbytes for leaf in jax.tree.leaves(made)) + max(temporary)
+
+    def run(state: TrainState, key) -> TrainState:
+        return steps(state, draws(data, key, state.step))[0]
+
+    return Method(run, plan.round_steps, memory)
 
 
 def main(rounds: int = 10, scale: Literal["digits", "small", "paper"] = "small", batch: int = 32) -> None:
@@ -118,7 +115,7 @@ def main(rounds: int = 10, scale: Literal["digits", "small", "paper"] = "small",
     for i in track(range(rounds + 1), description="timing", console=console):
         for name, method in methods.items():
             began = time.perf_counter()
-            states[name] = jax.block_until_ready(method.run(states[name], method.x, keys[2]))
+            states[name] = jax.block_until_ready(method.run(states[name], keys[2]))
             if i > 0:
                 seconds[name].append((time.perf_counter() - began) / method.steps)
     table = Table(title=f"A training step, {scale}, batch {batch}: medians of {rounds} alternating rounds")
@@ -127,10 +124,10 @@ def main(rounds: int = 10, scale: Literal["digits", "small", "paper"] = "small",
     yardstick = np.array(seconds["VP"])
     for name, method in methods.items():
         low, ratio, high = np.quantile(np.array(seconds[name]) / yardstick, [0.25, 0.5, 0.75])
-        memory = method.temporary / methods["VP"].temporary
+        memory = method.memory / methods["VP"].memory
         table.add_row(
             name, f"{1e3 * np.median(seconds[name]):.0f}", f"{ratio:.3f}", f"{low:.2f}–{high:.2f}",
-            f"{method.temporary / 1e6:.0f}", f"{memory:.3f}",
+            f"{method.memory / 1e6:.0f}", f"{memory:.3f}",
         )  # fmt: skip
     console.print(table)
 

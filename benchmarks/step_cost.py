@@ -4,8 +4,9 @@
 
 The yardstick draws `y = a x + σ ε` and its target `−ε/σ` for a whole round in a few lines of jnp, with nothing of the
 library, and takes the same optimizer steps with the same network. All step counts, batches and networks are those of
-`fit`: 1,024 evaluations of an MLP of three layers of 256, residual; a round makes the draws for many steps at once, and
-its time over its steps is what counts. ISM with one Hutchinson probe is timed beside.
+`fit`: 1,024 evaluations of an MLP of three layers of 256, residual. A round makes the draws for many steps at once, in
+a thread beside the steps of the round before; its time over its steps is what counts. ISM with one Hutchinson probe is
+timed beside.
 
 Methods take turns, round by round; ratios are of neighbours in time, and their medians are reported, so that a busy
 machine slows all alike. "draws" is the part of a step that makes states and targets, timed alone.
@@ -14,9 +15,9 @@ machine slows all alike. "draws" is the part of a step that makes states and tar
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,7 @@ from autodsm.fit import default_network
 from autodsm.marginals import Marginals
 from autodsm.objective import AbstractObjective
 from autodsm.targets import Paths
-from autodsm.train import Plan, TrainState, initial_state, make_round, make_step, optimizer_for, round_draws
+from autodsm.train import Plan, TrainState, initial_state, make_draws, make_round, make_step, optimizer_for
 
 BATCH, STEPS = 1024, 64 * 100
 BETA0, BETA1 = 0.1, 10.0
@@ -90,7 +91,7 @@ def vp_draws(y0, shape: tuple[int, ...], t1: float, key, step, plan: Plan) -> VP
 
 
 class Method(NamedTuple):
-    """One way to train: a compiled round, and its draws alone."""
+    """One way to train: a round, `(state, key) -> state`, and its draws alone."""
 
     round: Callable
     draws: Callable
@@ -106,21 +107,30 @@ def vp_method(case: Case, network, optimizer) -> Method:
         return vp_draws(case.y0, case.shape, case.process.t1, key, state.step, plan)
 
     def run(state: TrainState, key):
-        return jax.lax.scan(step, state, draws(state, key))
+        return jax.lax.scan(step, state, draws(state, key))[0]
 
     return Method(jax.jit(run), jax.jit(draws), plan.round_steps)
 
 
 def library_method(objective: AbstractObjective, case: Case, network, optimizer) -> Method:
-    """As `train` does it."""
+    """As `train` does it: the draws of the next round are made in another thread meanwhile, and waited for."""
     plan = Plan.make(objective, math.prod(case.shape), steps=STEPS, batch_size=BATCH, ema=0.999)
-    run = make_round(objective, network, optimizer, plan, plan.round_steps)
+    make = make_draws(objective, plan, plan.round_steps)
+    steps = make_round(objective, network, optimizer, plan)
+    thread = ThreadPoolExecutor(1)
+    waiting: list = []
 
-    @eqx.filter_jit
     def draws(state: TrainState, key):
-        return round_draws(objective, case.y0, key, state.step, plan, plan.round_steps)
+        return jax.block_until_ready(make(case.y0, key, state.step))
 
-    return Method(lambda state, key: run(state, case.y0, key)[:2], draws, plan.round_steps)
+    def run(state: TrainState, key):
+        now = waiting.pop() if waiting else draws(state, key)
+        following = thread.submit(draws, state._replace(step=state.step + plan.round_steps), key)
+        state = jax.block_until_ready(steps(state, now)[0])
+        waiting.append(following.result())
+        return state
+
+    return Method(run, draws, plan.round_steps)
 
 
 def timed(function: Callable, state: TrainState, key) -> tuple[Any, float]:
@@ -147,7 +157,7 @@ def measure(case: Case, rounds: int, label: str, console: Console) -> dict[str, 
     found: dict[str, dict[str, list[float]]] = {name: {"step": [], "draws": []} for name in methods}
     for i in track(range(rounds + 1), description=label, console=console):
         for name, method in methods.items():
-            (state, _), whole = timed(method.round, states[name], keys[3])
+            state, whole = timed(method.round, states[name], keys[3])
             _, part = timed(method.draws, states[name], keys[3])
             states[name] = state
             if i > 0:  # the first round compiles

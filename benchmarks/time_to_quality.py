@@ -32,7 +32,7 @@ from autodsm.marginals import Marginals
 from autodsm.network import MLP, Score, trainable
 from autodsm.objective import AbstractObjective
 from autodsm.targets import Paths
-from autodsm.train import Plan, initial_state, make_round
+from autodsm.train import Plan, initial_state, make_draws, make_round
 
 BATCH, LEARNING_RATE, TURN = 1024, 1e-3, 128
 TIMES = (0.1, 0.2, 0.5)
@@ -86,11 +86,16 @@ class Runner:
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.99, weight_decay=1e-4))
         plan = Plan.make(objective, 2, steps=TURN, batch_size=BATCH, ema=0.999)
         self.round_steps = plan.round_steps
-        self.round = make_round(objective, network, optimizer, plan, plan.round_steps)
+        self.draws = make_draws(objective, plan, plan.round_steps)
+        self.steps_of = make_round(objective, network, optimizer, plan)
         self.state = initial_state(network, optimizer)
         self.static = eqx.partition(network, trainable(network))[1]
         self.key = jax.random.key(1)
-        jax.block_until_ready(self.round(self.state, ad.data.checkerboard, self.key))  # compiles; its result is dropped
+        self.round()  # compiles; its result is dropped
+
+    def round(self):
+        draws = self.draws(ad.data.checkerboard, self.key, self.state.step)
+        return jax.block_until_ready(self.steps_of(self.state, draws))[0]
 
     @property
     def done(self) -> bool:
@@ -99,7 +104,7 @@ class Runner:
     def turn(self, errors_of: Callable[..., np.ndarray]) -> None:
         for _ in range(TURN // self.round_steps):
             began = time.perf_counter()
-            self.state, *_ = jax.block_until_ready(self.round(self.state, ad.data.checkerboard, self.key))
+            self.state = self.round()
             self.seconds += time.perf_counter() - began
             self.steps += self.round_steps
         self.errors = errors_of(eqx.combine(self.state.ema, self.static))

@@ -24,7 +24,7 @@ from autodsm.defaults import default_network
 from autodsm.marginals import POINTS, Marginals
 from autodsm.network import MLP, Score, trainable
 from autodsm.objective import AbstractObjective
-from autodsm.train import Batch, Plan, TrainingError, initial_state, is_traceable, round_draws
+from autodsm.train import Batch, Plan, TrainingError, ahead, initial_state, is_traceable, round_draws
 from autodsm.watch import interruption
 
 TESTS = Path(__file__).parent
@@ -118,9 +118,9 @@ def before_rounds(action):
     def make_round(*args):
         run = original(*args)
 
-        def watched(state, data, key):
+        def watched(state, draws):
             action(int(state.step))
-            return run(state, data, key)
+            return run(state, draws)
 
         return watched
 
@@ -513,3 +513,45 @@ def test_silence(capsys, recwarn, tmp_path):
     assert not recwarn.list
     ad.fit(**arguments("toy", progress=True))
     assert "objective: Toy, as given" in capsys.readouterr().out
+
+
+# The next round's draws, made by another thread
+
+
+def test_items_come_in_order_and_the_next_is_made_meanwhile():
+    made, begun = [], [threading.Event() for _ in range(4)]
+
+    def make(i):
+        begun[i].set()
+        made.append(threading.current_thread())
+        return jnp.asarray(float(i))
+
+    for i, value in enumerate(ahead(make, range(4))):
+        assert float(value) == i
+        assert i == 3 or begun[i + 1].wait(30)  # while this one is still in use
+    assert threading.current_thread() not in made
+    assert list(ahead(make, range(0))) == []
+
+
+def test_another_thread_computes_in_the_same_precision(x64):
+    (value,) = ahead(lambda i: jnp.ones(()), range(1))
+    assert value.dtype == jnp.float64
+    with jax.enable_x64(False):
+        (value,) = ahead(lambda i: jnp.ones(()), range(1))
+    assert value.dtype == jnp.float32
+
+
+def test_what_goes_wrong_in_another_thread_is_raised_here():
+    def make(i):
+        if i == 1:
+            raise ZeroDivisionError("of the sampler")
+        return i
+
+    found = []
+    with pytest.raises(ZeroDivisionError, match="of the sampler"):
+        found.extend(ahead(make, range(3)))
+    assert found == [0]
+    before = threading.active_count()
+    with contextlib.closing(ahead(lambda i: i, range(100))) as values:
+        assert next(values) == 0
+    assert threading.active_count() == before  # stopped early, nothing is left running

@@ -4,12 +4,18 @@ A *round* of M steps draws examples, makes all of its states and targets at once
 draws of one path go to K consecutive steps (cyclically), so that no batch holds two of them while M ≥ K. Everything
 random in a round follows from the key of the run and the step at which the round starts: a resumed run repeats an
 uninterrupted one bit for bit.
+
+Draws do not depend on the weights, so those of the next round are made by another thread while this one trains: paths
+are loops, which keep one core busy, and data may come from a disk.
 """
 
+import contextlib
 import dataclasses
+import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,13 +128,18 @@ def make_step(objective: AbstractObjective, network, optimizer, plan: Plan) -> C
     return step
 
 
-def make_round(objective: AbstractObjective, network, optimizer, plan: Plan, steps: int) -> Callable:
-    """The compiled `(state, data, key) -> (state, losses, gradient norms, weights finite)` of one round of `steps`."""
+def make_draws(objective: AbstractObjective, plan: Plan, steps: int) -> Callable:
+    """The compiled `(data, key, step) -> draws` of a round of `steps` that begins at `step`."""
+    # The objective is closed over: checks in it look at values.
+    return eqx.filter_jit(lambda data, key, step: round_draws(objective, data, key, step, plan, steps))
+
+
+def make_round(objective: AbstractObjective, network, optimizer, plan: Plan) -> Callable:
+    """The compiled `(state, draws) -> (state, losses, gradient norms, weights finite)` of one round."""
     step = make_step(objective, network, optimizer, plan)
 
     @eqx.filter_jit
-    def run(state: TrainState, data, key):
-        draws = round_draws(objective, data, key, state.step, plan, steps)
+    def run(state: TrainState, draws):
         state, (losses, norms) = jax.lax.scan(step, state, draws)
         # A weight that is lost stays lost: to look once is enough, and finds what the last step did.
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((state.params, state.ema))]
@@ -202,22 +213,29 @@ def train(
             warnings.warn(told, stacklevel=2)
     y0 = y0 if callable(y0) else as_floating(y0)
     traceable = is_traceable(y0)
-    rounds: dict[int, Callable] = {}
+    drawing = functools.lru_cache(lambda steps: make_draws(objective, plan, steps))
+
+    def draws_at(step: int):
+        steps = min(plan.round_steps, plan.steps - step)
+        data = y0 if traceable else Batch(_starts(y0, key, step, steps * plan.paths))
+        return drawing(steps)(data, key, jnp.asarray(step, jnp.int32))
+
+    run = make_round(objective, network, optimizer, plan)
     saved = done = int(state.step)
     metrics = Metrics(None if folder is None else folder / "metrics.jsonl", done)
-    with interruption(enabled=store is not None) as interrupted, progress_bar(plan.steps, progress, done) as report:
-        while done < plan.steps:
-            steps = min(plan.round_steps, plan.steps - done)
-            if steps not in rounds:
-                rounds[steps] = make_round(objective, network, optimizer, plan, steps)
-            began = time.monotonic()
-            data = y0 if traceable else Batch(_starts(y0, key, done, steps * plan.paths))
-            new, losses, norms, finite = rounds[steps](state, data, key)
+    with (
+        interruption(enabled=store is not None) as interrupted,
+        progress_bar(plan.steps, progress, done) as report,
+        contextlib.closing(ahead(draws_at, range(done, plan.steps, plan.round_steps))) as every_draws,
+    ):
+        began = time.monotonic()
+        for draws in every_draws:
+            new, losses, norms, finite = run(state, draws)
             losses, norms = np.asarray(losses), np.asarray(norms)
-            good = np.isfinite(losses) & np.isfinite(norms)
+            good, steps = np.isfinite(losses) & np.isfinite(norms), len(losses)
             if not (good.all() and finite):
                 first = steps - 1 if good.all() else int(np.argmin(good))
-                raise TrainingError(_diagnose(objective, network, optimizer, state, data, key, plan, steps, first))
+                raise TrainingError(_diagnose(objective, network, optimizer, state, y0, draws, key, plan, first))
             state, done = new, done + steps
             rate = steps / max(time.monotonic() - began, 1e-9)
             row = {"step": done, "loss": float(losses.mean()), "grad_norm": float(norms.mean()), "steps_per_s": rate}
@@ -233,17 +251,39 @@ def train(
                 raise KeyboardInterrupt(
                     f"stopped at step {done} of {plan.steps}; saved. Resume: autodsm resume {folder}"
                 )
+            began = time.monotonic()
     return state, metrics.rows
 
 
-def _diagnose(objective, network, optimizer, state: TrainState, data, key, plan: Plan, steps: int, first: int) -> str:
+def ahead(make: Callable[[int], Any], items: Iterable[int]) -> Generator[Any]:
+    """`make(item)` for each of the items, in order; the next one is made by another thread while this one is used."""
+    config: Any = jax.config
+    x64, device = config.jax_enable_x64, config.jax_default_device  # they belong to a thread
+
+    def there(item: int):
+        with jax.enable_x64(x64), jax.default_device(device):
+            return jax.block_until_ready(make(item))
+
+    maker = ThreadPoolExecutor(1)
+    try:
+        pending = None
+        for item in items:
+            following = maker.submit(there, item)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
+    finally:
+        maker.shutdown(cancel_futures=True)
+
+
+def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, plan: Plan, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
-    step = int(state.step) + first + 1
-    x = np.asarray(_starts(data, key, state.step, steps * plan.paths))
+    step, steps = int(state.step) + first + 1, jax.tree.leaves(draws)[0].shape[0]
+    x = np.asarray(_starts(y0, key, state.step, steps * plan.paths))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
-    # The objective is closed over, as in training: checks in it look at values.
-    draws = eqx.filter_jit(lambda data, step: round_draws(objective, data, key, step, plan, steps))(data, state.step)
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
     before = jax.tree.map(lambda leaf: leaf[:first], draws)
     state, _ = eqx.filter_jit(jax.lax.scan)(make_step(objective, network, optimizer, plan), state, before)
