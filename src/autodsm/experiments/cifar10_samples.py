@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from .. import plot
 from ..metrics import mmd2
-from ..priors import InverseBeta
 from ..sample import sample
 from .experiment import Experiment, Grid, Trials, over_seeds, written
 from .images import SCALES, Setting, about, check_data, scale_of
@@ -29,7 +28,7 @@ _REFERENCES = 500
 
 def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dict:
     prior, method = part.split(": ")
-    setting = Setting.make(scale_of(scale, quick=quick), prior, InverseBeta())
+    setting = Setting.make(scale_of(scale, quick=quick), prior, "inverse")
     train_key, sample_key, data_key, mmd_key = jax.random.split(jax.random.key(seed), 4)
     model = setting.train(method, key=train_key, out=folder, **setting.scale.for_samples)
     steps = 25 if quick else 250

@@ -13,6 +13,7 @@ paper the network stands for the noise instead, and states come from simulated p
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from ..ism import ISM
 from ..likelihood import ELBO, bits_per_dim
 from ..network import Score, UNet
 from ..objective import AbstractObjective, LocalDSM, TabulatedDSM
-from ..priors import AbstractBeta, LinearBeta, langevin
+from ..priors import AbstractBeta, InverseBeta, LinearBeta, langevin
 from ..process import Process
 from ..targets import Tabulated
 
@@ -46,6 +47,15 @@ PRIORS: dict[str, dist.Distribution] = {
         dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(jnp.array([-0.5, 0.5]), jnp.sqrt(0.5))
     ),
 }
+
+
+BETAS: dict[str, AbstractBeta] = {"linear": LinearBeta(0.1, 10.0), "inverse": InverseBeta()}
+
+
+@lru_cache
+def process_for(prior: str, beta: str) -> Process:
+    """One for all trials, so that its tables are made once."""
+    return langevin(PRIORS[prior], BETAS[beta])
 
 
 class Scale(NamedTuple):
@@ -113,9 +123,8 @@ class Setting(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def make(cls, scale: Scale, prior: str, beta: AbstractBeta | None = None) -> "Setting":
-        process = langevin(PRIORS[prior], LinearBeta(0.1, 10.0) if beta is None else beta)
-        return cls(scale, process, PRIORS[prior], scale.images("test").shape)
+    def make(cls, scale: Scale, prior: str, beta: str = "linear") -> "Setting":
+        return cls(scale, process_for(prior, beta), PRIORS[prior], scale.images("test").shape)
 
     def objective(self, method: str, *, lam: float = LAM) -> AbstractObjective:
         """By name, such as "local-DSM, perceptual"; what is not perceptual is weighted as in the bound."""

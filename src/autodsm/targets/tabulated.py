@@ -176,7 +176,7 @@ def _build(process: Process, shape: tuple[int, ...], y_range: tuple[float, float
         last = 0.5 * float(clock(t1)) if separable else t1
         log_tau = (float(np.log(1e-6 * last)), float(np.log(last)))
         times = np.exp(np.linspace(*log_tau, 2 * _TIMES - 1))
-        scalars = [_scalar(process, shape, int(np.argmax(laws == k)), separable) for k in range(laws.max() + 1)]
+        scalars = [_scalar(process, shape, np.flatnonzero(laws == k), separable) for k in range(laws.max() + 1)]
         for count in _STARTS:
             starts = np.linspace(*y_range, count)
             frames, residuals, errors = zip(*(_tabulate(*law, starts, times) for law in scalars), strict=True)
@@ -229,20 +229,25 @@ def _distinct(columns: np.ndarray) -> np.ndarray:
     return laws
 
 
-def _scalar(process: Process, shape: tuple[int, ...], index: int, separable: bool) -> tuple[Callable, Callable]:
-    """Drift f(y, t) of one coordinate on arrays, and its g²(t); in the clock of the noise, `2f/g²` and 2."""
+def _scalar(process: Process, shape: tuple[int, ...], mine: np.ndarray, separable: bool) -> tuple[Callable, Callable]:
+    """Drift f(y, t) on arrays, and g²(t), of the law of the coordinates `mine`; in the clock of the noise, `2f/g²` and
+    2."""
     middle = 0.5 * process.t1
 
     @jax.jit
     def drift(y, t):
-        def one(y):
-            return process.f(jnp.full(shape, y), t).ravel()[index]
+        # As many values at once as there are coordinates of this law, so that an image costs no more than a number.
+        rows = jnp.pad(y.ravel(), (0, -y.size % len(mine)), mode="edge").reshape(-1, len(mine))
 
-        return jax.vmap(one)(y.ravel()).reshape(y.shape)
+        def one(row):
+            state = jnp.full(int(np.prod(shape)), row[0]).at[mine].set(row)
+            return process.f(state.reshape(shape), t).ravel()[mine]
+
+        return jax.vmap(one)(rows).ravel()[: y.size].reshape(y.shape)
 
     @jax.jit
     def squared(t):
-        return jnp.broadcast_to(expand_noise(process.g(t), shape), shape).ravel()[index].astype(float) ** 2
+        return jnp.broadcast_to(expand_noise(process.g(t), shape), shape).ravel()[mine[0]].astype(float) ** 2
 
     if not separable:
         return (lambda y, t: np.asarray(drift(y, t))), (lambda t: float(squared(t)))
