@@ -328,3 +328,15 @@ def test_paths_of_sharp_laws_take_short_steps():
 
     assert np.all(np.abs(found(Paths.for_process(*system[:2], key=jax.random.key(2)))) < 4.5)
     assert np.abs(found(Paths(system.process, 24))).max() > 5  # so the test can fail
+
+
+def test_many_coupled_coordinates_form_no_matrix():
+    """Fifty particles that feel their centre, two blocks of fifty coordinates: no value as large as a Jacobian."""
+    trap = ad.systems.harmonic_particles(50)
+    target = Pathwise(trap.process, Paths(trap.process, 8))
+    draw = jax.jit(lambda x, k: target.draw(x, jnp.array([1.0]), key=k))
+    text = draw.lower(jnp.zeros((50, 2)), jax.random.key(0)).as_text()
+    assert "tensor<50x2xf32>" in text
+    assert "50x50" not in text
+    few = ad.systems.harmonic_particles(4)
+    assert Pathwise(few.process, Paths(few.process, 8))._forms_jacobian((4, 2))

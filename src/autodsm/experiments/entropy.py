@@ -32,7 +32,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     fit_key, start_key, state_key, probe_key = jax.random.split(jax.random.key(seed), 4)
     harmonic = part == "harmonic particles"
     system = harmonic_particles(10 if quick else 50) if harmonic else make_swimmer()
-    steps, n = (128, 200) if quick else (2_500, 2_000)
+    steps, n = (128, 200) if quick else (5_000, 2_000)
     score = fit(system.process, system.y0, key=fit_key, steps=steps).score
     found = _entropies(system, score, n=n, key=start_key, probe_key=probe_key, harmonic=harmonic)
     states = simulated(*system[:2], TIMES, n, key=state_key, steps=16)

@@ -31,7 +31,7 @@ from ..linalg import inverse_and_log_det
 from ..process import Process, check_invertible
 from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
-from ..structure import Dense, Elementwise, expand_noise, noise_diagonal, noise_kind
+from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
 from .paths import Paths
 
@@ -183,8 +183,7 @@ class Pathwise(AbstractTarget):
         structure = self.process.structure_for(shape)
         if isinstance(structure, Elementwise):
             return True
-        small = not isinstance(structure, Dense) or math.prod(shape) <= MAX_EXACT
-        return small if self.exact is None else self.exact
+        return structure.rows <= MAX_EXACT if self.exact is None else self.exact
 
     def _kick(self, state: Weighted, a, b, xi) -> Weighted:
         h, shape = b - a, state.y.shape
