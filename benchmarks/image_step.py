@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from jaxtyping import Array
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from step_cost import VP, VPDraw
 
 from autodsm.experiments.images import Setting, scale_of
 from autodsm.train import Batch, Plan, TrainState, initial_state, make_draws, make_round, optimizer_for
@@ -33,22 +33,6 @@ METHODS = {
     "local-DSM, antithetic": "antithetic local-DSM, perceptual",
     "ISM": "ISM",
 }
-
-
-class VPDraw(NamedTuple):
-    t: Array
-    y: Array
-    target: Array
-    sigma: Array
-
-
-class VP:
-    """The loss of the yardstick: `½ mean (σ (s_θ + ε/σ))²`."""
-
-    evaluations, pairs_per_path = 1, 1
-
-    def at(self, score, draw: VPDraw) -> Array:
-        return 0.5 * jnp.mean((draw.sigma * (score(draw.y, draw.t) - draw.target)) ** 2)
 
 
 def vp_draws(plan: Plan) -> Callable:

@@ -239,3 +239,23 @@ def test_bounds_of_other_states_and_noises(name, kind):
     )
     assert gap.stderr < 0.15
     assert abs(gap.value) < 4.5 * gap.stderr + 0.01
+
+
+def test_paths_of_a_fast_process_are_fine_enough():
+    """With the score of the prior the bound is log π from any start. Steps too long where the noise is strong raise it:
+    errors of a path add up over the times it relaxes, here twenty."""
+    prior = dist.MixtureSameFamily(dist.Categorical(jnp.array([0.5, 0.5])), dist.Normal(jnp.array([-0.5, 0.5]), 0.7))
+    process = ad.langevin(prior, ad.LinearBeta(0.1, 20.0))
+    slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+    xs = jax.random.uniform(jax.random.key(0), (600, 64), minval=-1.0, maxval=1.0)
+    exact = jax.vmap(lambda x: jnp.sum(prior.log_prob(x)))(xs)
+
+    def gap(steps):
+        bound = ad.ELBO(process, prior, draws=256, steps=steps, divergence="hutchinson", decoder=False)
+        values = bound.values(lambda y, t: slope(y), xs, key=jax.random.key(1), chunk=600)
+        return estimate(values - np.asarray(exact))
+
+    fine, coarse = gap(512), gap(1)  # the second steps from draw to draw
+    assert fine.stderr < 1.0
+    assert abs(fine.value) < 4.5 * fine.stderr
+    assert coarse.value > 4.5 * coarse.stderr
