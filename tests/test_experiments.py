@@ -111,6 +111,17 @@ def test_bits_of_images(numbers):
         for bits in found["bits"].values():
             assert 0 < bits["stderr"] < 1
             assert 1 < bits["value"] < 6
+    # 48 steps against 19, which are too few for anything else to count
+    less = models["mixture: tabulated, ELBO"]["less_than_ism"]
+    assert less["value"] > 3 * less["stderr"]
+
+
+def test_bits_of_images_over_lambda(numbers):
+    found = numbers("cifar10-lambda")["priors"]["mixture"]
+    less = found["less_than_ism"]
+    for name in ("0.01", "tabulated"):
+        assert less[name]["stderr"] < 0.5
+        assert abs(less[name]["value"]) < 4.5 * less[name]["stderr"]
 
 
 def test_samples_of_images(everything, numbers):

@@ -26,10 +26,15 @@ def shaken(net, scale=0.3):
     leaves, tree = jax.tree.flatten(eqx.filter(net, eqx.is_inexact_array))
     keys = jax.random.split(jax.random.key(7), len(leaves))
     moved = [
-        x + scale * jax.random.normal(k, x.shape) / np.sqrt(max(1, x[0].size))
+        x + scale * jax.random.normal(k, x.shape) / np.sqrt(max(1, x[..., 0].size))
         for x, k in zip(leaves, keys, strict=True)
     ]
     return eqx.combine(jax.tree.unflatten(tree, moved), net)
+
+
+@eqx.filter_jit
+def call(net, y, t):
+    return net(y, t)
 
 
 @pytest.mark.parametrize(
@@ -50,38 +55,51 @@ def test_published_sizes(clock, options, millions):
 def test_starts_at_zero_and_uses_state_and_time(clock, style):
     net = UNet(SHAPE, clock, key=KEY, style=style, **SMALL)
     y = jax.random.normal(KEY, SHAPE)
-    np.testing.assert_array_equal(net(y, 0.5), np.zeros(SHAPE))
+    np.testing.assert_array_equal(call(net, y, 0.5), np.zeros(SHAPE))
     net = eqx.nn.inference_mode(shaken(net))
-    assert net(y, 0.5).shape == SHAPE
-    assert not np.allclose(net(y, 0.5), net(y, 0.6))
+    found = call(net, y, 0.5)
+    assert found.shape == SHAPE
+    assert not np.allclose(found, call(net, y, 0.6))
     far = y.at[0, 0, 0].add(1.0)
-    assert np.abs(net(far, 0.5) - net(y, 0.5))[:, -1, -1].max() > 1e-6  # attention sees the whole image
+    assert np.abs(call(net, far, 0.5) - found)[:, -1, -1].max() > 1e-6  # attention sees the whole image
     assert state_shape(Score(net, clock)) == SHAPE
 
 
+def channels_first(x):
+    return jnp.moveaxis(x, -1, 0)
+
+
+def channels_last(x):
+    return jnp.moveaxis(x, 0, -1)
+
+
 def test_layers_against_equinox():
-    x = jax.random.normal(KEY, (8, 6, 6))
+    x = jax.random.normal(KEY, (6, 6, 8))
     for size, stride in ((3, 1), (1, 1)):
         ours = _Affine(8, 4, size, KEY, stride=stride)
         theirs = eqx.nn.Conv2d(8, 4, size, padding=size // 2, key=KEY)
-        theirs = eqx.tree_at(lambda m: (m.weight, m.bias), theirs, (ours.weight, ours.bias[:, None, None]))
-        np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
-    assert _Affine(8, 4, 3, KEY, stride=2)(x).shape == (4, 3, 3)
-    np.testing.assert_allclose(_Norm(8)(x), eqx.nn.GroupNorm(8, 8, eps=1e-6)(x), atol=1e-5)
+        weights = jnp.transpose(ours.weight, (3, 2, 0, 1)), ours.bias[:, None, None]
+        theirs = eqx.tree_at(lambda m: (m.weight, m.bias), theirs, weights)
+        np.testing.assert_allclose(ours(x), channels_last(theirs(channels_first(x))), atol=1e-5)
+    assert _Affine(8, 4, 3, KEY, stride=2)(x).shape == (3, 3, 4)
+    for channels, groups in ((8, 8), (64, 32)):
+        x = jax.random.normal(KEY, (6, 6, channels)) * jnp.arange(1.0, channels + 1)
+        expected = eqx.nn.GroupNorm(groups, channels, eps=1e-6)(channels_first(x))
+        np.testing.assert_allclose(_Norm(channels)(x), channels_last(expected), atol=1e-5)
 
 
 def test_attention_against_its_formula():
-    x = jax.random.normal(KEY, (4, 3, 3))
+    x = jax.random.normal(KEY, (3, 3, 4))
     layer = shaken(_Attention(4, 2, KEY))
-    z = np.asarray(layer.norm(x)).reshape(4, 9)
-    q, k, v = (np.asarray(f.weight)[:, :, 0, 0] @ z + np.asarray(f.bias)[:, None] for f in layer.inner)
-    mixed = np.zeros((4, 9))
+    z = np.asarray(layer.norm(x)).reshape(9, 4)
+    q, k, v = (z @ np.asarray(f.weight)[0, 0] + np.asarray(f.bias) for f in layer.inner)
+    mixed = np.zeros((9, 4))
     for head in (slice(0, 2), slice(2, 4)):
-        weights = np.exp(q[head].T @ k[head] / np.sqrt(2.0))
+        weights = np.exp(q[:, head] @ k[:, head].T / np.sqrt(2.0))
         weights /= weights.sum(axis=1, keepdims=True)
-        mixed[head] = v[head] @ weights.T
-    out = np.asarray(layer.outer.weight)[:, :, 0, 0] @ mixed + np.asarray(layer.outer.bias)[:, None]
-    np.testing.assert_allclose(layer(x).reshape(4, 9), np.asarray(x).reshape(4, 9) + out, atol=1e-5)
+        mixed[:, head] = weights @ v[:, head]
+    out = mixed @ np.asarray(layer.outer.weight)[0, 0] + np.asarray(layer.outer.bias)
+    np.testing.assert_allclose(layer(x).reshape(9, 4), np.asarray(x).reshape(9, 4) + out, atol=1e-5)
 
 
 def test_waves_of_the_time():
@@ -93,24 +111,26 @@ def test_waves_of_the_time():
 def test_dropout_is_for_training_and_repeats_itself(clock):
     net = shaken(UNet(SHAPE, clock, key=KEY, dropout=0.5, **SMALL))
     y = jax.random.normal(KEY, SHAPE)
-    np.testing.assert_array_equal(net(y, 0.5), net(y, 0.5))
-    still = eqx.nn.inference_mode(net)
-    assert not np.allclose(net(y, 0.5), still(y, 0.5))
+    dropped = call(net, y, 0.5)
+    np.testing.assert_array_equal(dropped, call(net, y, 0.5))
+    assert not np.allclose(dropped, call(eqx.nn.inference_mode(net), y, 0.5))
     # Other times get other masks, and the two states of an antithetic pair the same.
-    drops = np.asarray(jax.vmap(lambda t: net(y, t))(0.5 + 1e-5 * jnp.arange(100.0)))
+    drops = np.stack([call(net, y, t) for t in 0.5 + 1e-5 * np.arange(100)])
     assert drops.std(axis=0).mean() > 1e-3
-    np.testing.assert_allclose(net(y + 1e-5, 0.5), net(y, 0.5), atol=1e-2)
+    np.testing.assert_allclose(call(net, y + 1e-5, 0.5), dropped, atol=1e-2)
 
 
 def test_computing_in_half_precision(clock):
     net = eqx.nn.inference_mode(shaken(UNet(SHAPE, clock, key=KEY, **SMALL)))
     half = _with(net, compute=jnp.bfloat16)
     y = jax.random.normal(KEY, SHAPE)
-    full, found = net(y, 0.5), half(y, 0.5)
+    full, found = call(net, y, 0.5), call(half, y, 0.5)
     assert found.dtype == jnp.float32
     size = float(jnp.std(full))
     assert 1e-5 * size < float(jnp.max(jnp.abs(found - full))) < 0.1 * size
-    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5)))(half)))
+    grads = eqx.filter_eval_shape(eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5))), half)
+    kinds = {g.dtype for g in jax.tree.leaves(grads) if isinstance(g, jax.ShapeDtypeStruct)}
+    assert kinds == {np.dtype(np.float32)}
 
 
 def _with(net, **changed):
@@ -124,7 +144,8 @@ def _with(net, **changed):
 def test_rematerialization_changes_no_gradient(clock):
     net = eqx.nn.inference_mode(shaken(UNet(SHAPE, clock, key=KEY, **SMALL)))
     y = jax.random.normal(KEY, SHAPE)
-    grads = [eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5) ** 2))(_with(net, remat=r)) for r in (False, True)]
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda n: jnp.sum(n(y, 0.5) ** 2)))
+    grads = [gradient(_with(net, remat=r)) for r in (False, True)]
     for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * (1 + np.abs(a).max()))
 

@@ -7,6 +7,7 @@ makes a trial small enough for continuous integration without changing what it d
 from . import (
     checkerboard,
     cifar10_bpd,
+    cifar10_lambda,
     cifar10_samples,
     demo,
     entropy,
@@ -31,5 +32,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "lambda-sweep": lambda_sweep.EXPERIMENT,
     "entropy": entropy.EXPERIMENT,
     "cifar10-bpd": cifar10_bpd.EXPERIMENT,
+    "cifar10-lambda": cifar10_lambda.EXPERIMENT,
     "cifar10-samples": cifar10_samples.EXPERIMENT,
 }

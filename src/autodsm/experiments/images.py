@@ -58,6 +58,13 @@ def process_for(prior: str, beta: str) -> Process:
     return langevin(PRIORS[prior], BETAS[beta])
 
 
+@lru_cache
+def score_of(prior: str) -> Callable:
+    """`∇ log π`, as a function of state and time. One for all networks, so that what uses them is compiled once."""
+    slope = jax.grad(lambda y: jnp.sum(PRIORS[prior].log_prob(y)))
+    return lambda y, t: slope(y)
+
+
 class Scale(NamedTuple):
     """How much is done."""
 
@@ -96,7 +103,7 @@ SCALES = {
 }  # fmt: skip
 _FIRST_STEPS = {
     "digits": dict(
-        network=dict(channels=8, levels=(1, 2), blocks=1, attention=(), dropout=0.0),
+        network=dict(channels=8, levels=(1,), blocks=1, attention=(), dropout=0.0),
         batch=32, steps=48, examples=24, draws=16, samples=16,
     ),
     "small": dict(batch=16, steps=4, examples=2, draws=4, samples=1),
@@ -120,11 +127,13 @@ class Setting(NamedTuple):
     scale: Scale
     process: Process
     prior: Any
+    base: Callable
+    """The score of the prior."""
     shape: tuple[int, ...]
 
     @classmethod
     def make(cls, scale: Scale, prior: str, beta: str = "linear") -> "Setting":
-        return cls(scale, process_for(prior, beta), PRIORS[prior], scale.images("test").shape)
+        return cls(scale, process_for(prior, beta), PRIORS[prior], score_of(prior), scale.images("test").shape)
 
     def objective(self, method: str, *, lam: float = LAM) -> AbstractObjective:
         """By name, such as "local-DSM, perceptual"; what is not perceptual is weighted as in the bound."""
@@ -142,10 +151,9 @@ class Setting(NamedTuple):
     def network(self, *, key: PRNGKey, **changes) -> Score:
         clock = Clock(self.process)
         net = UNet(self.shape, clock, key=key, **{**self.scale.network, **changes})
-        slope = jax.grad(lambda y: jnp.sum(self.prior.log_prob(y)))
         with jax.ensure_compile_time_eval():
             spread = float(np.sqrt(self.prior.variance))
-        return Score(net, clock, parameterization="residual", base=lambda y, t: slope(y), spread=spread)
+        return Score(net, clock, parameterization="residual", base=self.base, spread=spread)
 
     def train(self, method: str, *, key: PRNGKey, out: Path, **changes) -> Model:
         """Train, or go on with the training that is in the folder `out`."""

@@ -5,7 +5,8 @@
                at 16×16 and 8×8; 180.5 million with 160 channels and levels (1, 2, 3, 4)
 
 Levels halve the resolution. Each has residual blocks on the way down and one more on the way up, where features of the
-way down are joined. Weights are kept in their own precision; `compute` is the precision of convolutions and attention.
+way down are joined. Inside, channels are the last axis. Weights are kept in their own precision; `compute` is that of
+convolutions and attention.
 """
 
 import itertools
@@ -31,7 +32,7 @@ STYLES = ("ddpm", "improved")
 class _Affine(eqx.Module):
     """A convolution with a kernel of 3×3 or 1×1; 1×1 is also used on vectors."""
 
-    weight: Float[Array, "outputs inputs k k"]
+    weight: Float[Array, "k k inputs outputs"]
     bias: Float[Array, " outputs"]
     stride: int = eqx.field(static=True)
 
@@ -39,17 +40,18 @@ class _Affine(eqx.Module):
         """Uniform entries of variance gain/mean fan, as in the paper's code; gain 0 starts at zero."""
         mean_fan = 0.5 * (inputs + outputs) * size**2
         bound = math.sqrt(3.0 * gain / mean_fan)
-        self.weight = jax.random.uniform(key, (outputs, inputs, size, size), minval=-bound, maxval=bound)
+        self.weight = bound * _uniform(key, (size, size, inputs, outputs))
         self.bias = jnp.zeros(outputs)
         self.stride = stride
 
     def __call__(self, x: Array) -> Array:
         weight, bias = self.weight.astype(x.dtype), self.bias.astype(x.dtype)
         if x.ndim == 1:
-            return weight[:, :, 0, 0] @ x + bias
+            return x @ weight[0, 0] + bias
         # With a stride of two, "SAME" pads the far side of even sizes, as TensorFlow does.
-        found = jax.lax.conv_general_dilated(x[None], weight, (self.stride, self.stride), "SAME")[0]
-        return found + bias[:, None, None]
+        strides, layout = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        found = jax.lax.conv_general_dilated(x[None], weight, strides, "SAME", dimension_numbers=layout)
+        return found[0] + bias
 
 
 class _Norm(eqx.Module):
@@ -64,11 +66,11 @@ class _Norm(eqx.Module):
         self.groups = math.gcd(_GROUPS, channels)
 
     def __call__(self, x: Array) -> Array:
-        z = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(self.groups, -1)
-        mean = jnp.mean(z, axis=1, keepdims=True)
-        variance = jnp.mean((z - mean) ** 2, axis=1, keepdims=True)
+        z = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(*x.shape[:2], self.groups, -1)
+        mean = jnp.mean(z, axis=(0, 1, 3), keepdims=True)
+        variance = jnp.mean((z - mean) ** 2, axis=(0, 1, 3), keepdims=True)
         z = ((z - mean) * jax.lax.rsqrt(variance + _EPS)).reshape(x.shape)
-        return (z * self.scale[:, None, None] + self.shift[:, None, None]).astype(x.dtype)
+        return (z * self.scale + self.shift).astype(x.dtype)
 
 
 class _Residual(eqx.Module):
@@ -94,7 +96,7 @@ class _Residual(eqx.Module):
 
     def __call__(self, x: Array, times: Array, key: PRNGKey) -> Array:
         z = self.first(jax.nn.silu(self.norms[0](x)))
-        of_time = self.time(jax.nn.silu(times))[:, None, None]
+        of_time = self.time(jax.nn.silu(times))
         if self.scales:
             scale, shift = jnp.split(of_time, 2)
             z = self.norms[1](z) * (1 + scale) + shift
@@ -122,10 +124,10 @@ class _Attention(eqx.Module):
 
     def __call__(self, x: Array) -> Array:
         z = self.norm(x)
-        q, k, v = (f(z).reshape(self.heads, -1, x.shape[1] * x.shape[2]) for f in self.inner)
-        scores = jnp.einsum("hcq,hck->hqk", q, k) / math.sqrt(q.shape[1])
+        q, k, v = (f(z).reshape(x.shape[0] * x.shape[1], self.heads, -1) for f in self.inner)
+        scores = jnp.einsum("qhc,khc->hqk", q, k) / math.sqrt(q.shape[2])
         weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
-        return x + self.outer(jnp.einsum("hqk,hck->hcq", weights, v).reshape(x.shape))
+        return x + self.outer(jnp.einsum("hqk,khc->qhc", weights, v).reshape(x.shape))
 
 
 class _Stage(eqx.Module):
@@ -239,10 +241,10 @@ class UNet(eqx.Module):
             raise ValueError(f"the image has shape {y.shape}, not {self.shape}. Give ONE image; use jax.vmap.")
         dtype = y.dtype if self.compute is None else self.compute
         keys = _keys(_mask_key(t))
-        times = _waves(1000.0 * jnp.asarray(t, jnp.float32) / self.t1, self.enter.weight.shape[0]).astype(dtype)
+        times = _waves(1000.0 * jnp.asarray(t, jnp.float32) / self.t1, self.enter.weight.shape[-1]).astype(dtype)
         times = self.times[1](jax.nn.silu(self.times[0](times)))
         run = _checkpointed if self.remat else _plain
-        x = self.enter(y.astype(dtype).reshape(-1, *self.shape[-2:]))
+        x = self.enter(jnp.moveaxis(y.astype(dtype).reshape(-1, *self.shape[-2:]), 0, -1))
         kept = [x]
         for i, line in enumerate(self.down):
             for stage in line:
@@ -255,10 +257,19 @@ class UNet(eqx.Module):
         x = run(second, attention(run(first, x, times, next(keys))), times, next(keys))
         for i, line in enumerate(self.up):
             for stage in line:
-                x = run(stage, jnp.concatenate([x, kept.pop()]), times, next(keys))
+                x = run(stage, jnp.concatenate([x, kept.pop()], axis=-1), times, next(keys))
             if i < len(self.grow):
-                x = self.grow[i](jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))
-        return self.leave(jax.nn.silu(self.norm(x))).astype(y.dtype).reshape(y.shape)
+                x = self.grow[i](jnp.repeat(jnp.repeat(x, 2, axis=0), 2, axis=1))
+        x = self.leave(jax.nn.silu(self.norm(x)))
+        return jnp.moveaxis(x, -1, 0).astype(y.dtype).reshape(y.shape)
+
+
+def _uniform(key: PRNGKey, shape: tuple[int, ...]) -> Array:
+    """Between −1 and 1: the first of a power of four of them, since the code for each number of them takes longer to
+    compile than to run."""
+    size = math.prod(shape)
+    some = 4 ** math.ceil(math.log(size, 4))
+    return jax.random.uniform(key, (some,), minval=-1.0, maxval=1.0)[:size].reshape(shape)
 
 
 def _keys(key: PRNGKey) -> Iterator[PRNGKey]:
