@@ -23,7 +23,7 @@ from rich.table import Table
 from step_cost import VP, VPDraw
 
 from autodsm.experiments.images import Setting, scale_of
-from autodsm.train import Batch, Plan, TrainState, initial_state, make_draws, make_round, optimizer_for
+from autodsm.train import Batch, Plan, TrainState, initial_state, make_draws, make_round, make_step, optimizer_for
 
 BETA0, BETA1 = 0.1, 20.0
 ROUND = 4
@@ -67,8 +67,10 @@ def method_of(name: str, setting: Setting, network, optimizer, key) -> Method:
     state = initial_state(network, optimizer)
     draws: Any = make.lower(data, key, state.step).compile()
     made = draws(data, key, state.step)
-    steps: Any = make_round(objective, network, optimizer, plan).lower(state, made).compile()
-    temporary = [getattr(c, "compiled", c).memory_analysis().temp_size_in_bytes for c in (draws, steps)]
+    steps = make_round(objective, network, optimizer, plan)
+    first = jax.tree.map(lambda leaf: leaf[0], made)
+    one: Any = jax.jit(make_step(objective, network, optimizer, plan)).lower(state, first).compile()
+    temporary = [getattr(c, "compiled", c).memory_analysis().temp_size_in_bytes for c in (draws, one)]
     memory = sum(leaf.nbytes for leaf in jax.tree.leaves(made)) + max(temporary)
 
     def run(state: TrainState, key) -> TrainState:

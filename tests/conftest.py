@@ -13,6 +13,11 @@ jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def pytest_collection_modifyitems(items):
+    """The file that takes longest comes first, so that no process waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_experiments.py")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
     """Compiled functions are kept for as long as a file runs; all of them together take gigabytes."""

@@ -141,7 +141,7 @@ def test_scales_are_runs_of_their_own(toy, monkeypatch, tmp_path, capsys):
             raise KeyboardInterrupt
         return {"value": float(len((folder / "half").read_text()))}
 
-    parts: dict = dict(parts=("a",), scales=("small", "large"), check=lambda scale: checked.append(scale))
+    parts: dict = dict(scales={"small": ("a", "b"), "large": ("a",)}, check=lambda scale: checked.append(scale))
     checked: list[str] = []
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment(trial, toy.combine, toy.figures, toy.report, **parts))
     with pytest.raises(SystemExit, match="130"):

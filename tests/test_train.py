@@ -22,7 +22,7 @@ import autodsm.train
 from autodsm.checkpoint import Checkpoints
 from autodsm.defaults import default_network
 from autodsm.marginals import POINTS, Marginals
-from autodsm.network import MLP, Score, trainable
+from autodsm.network import MLP, Score, UNet, trainable
 from autodsm.objective import AbstractObjective
 from autodsm.train import Batch, Plan, TrainingError, ahead, initial_state, is_traceable, round_draws
 from autodsm.watch import interruption
@@ -129,6 +129,24 @@ def before_rounds(action):
         yield
     finally:
         autodsm.train.make_round = original
+
+
+def test_steps_apart_are_the_same_steps(monkeypatch):
+    """Networks with convolutions are trained step by step on CPUs: to the same weights."""
+    found = []
+    for apart in (False, True):
+        monkeypatch.setattr("autodsm.train._convolves", lambda network, apart=apart: apart)
+        found.append(ad.fit(**arguments("linear")))
+    told = [[(row["step"], row["loss"], row["grad_norm"]) for row in model.history] for model in found]
+    np.testing.assert_allclose(told[0], told[1], rtol=1e-4)
+    for a, b in zip(*(leaves(model.score) for model in found), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_convolutions_are_seen():
+    clock = ad.Clock(ad.vp())
+    assert autodsm.train._convolves(UNet((1, 4, 4), clock, key=jax.random.key(0), channels=4, levels=(1,), blocks=1))
+    assert not autodsm.train._convolves(MLP((1, 4, 4), clock, key=jax.random.key(0), width=8, depth=1))
 
 
 class Crash(Exception):

@@ -192,7 +192,7 @@ def seeds_of(name: str, command: Reproduce) -> int:
 def scale_of(name: str, command: Reproduce) -> str | None:
     scales = EXPERIMENTS[name].scales
     if command.scale is None or (not scales and command.name == "all"):
-        return scales[0] if scales else None
+        return next(iter(scales), None)
     if not scales:
         raise ValueError(f"scale={command.scale}: {name} has one scale only.")
     check_name("scale", command.scale, scales)

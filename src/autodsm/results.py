@@ -50,7 +50,7 @@ def reproduce(folder: RunFolder, console: Console) -> None:
     name, scale, quick, seeds = (config.get(key) for key in ("experiment", "scale", "quick", "seeds"))
     check_name("experiment", name, EXPERIMENTS)
     experiment = EXPERIMENTS[name]
-    parts = experiment.quick_parts if quick and experiment.quick_parts else experiment.parts
+    parts = experiment.parts_of(scale, quick=quick)
     wanted = [(part, seed) for seed in seeds for part in parts]
     missing = [one for one in wanted if not _trial_path(folder, *one).exists()]
     if missing and config["code"] != code():
@@ -103,7 +103,7 @@ def _trial(
 ) -> dict:
     path = _trial_path(folder, part, seed)
     if not path.exists():
-        if len(experiment.parts) > 1:
+        if part != "all":
             console.print(f"[bold]{part}[/], seed {seed}")
         began = time.monotonic()
         more = {} if scale is None else {"scale": scale, "folder": path.with_suffix("")}

@@ -28,13 +28,14 @@ class RunFolder:
         """Make `path`, which must not hold anything yet, and record the configuration, a dataclass or dict, in it."""
         path = Path(path)
         check_free(path)
-        (path / "figures").mkdir(parents=True)
-        folder = cls(path)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path)  # killed here, it leaves an empty folder, which is free
         folder.write("config.json", config if isinstance(config, dict) else dataclasses.asdict(config))
         return folder
 
     def save_figure(self, name: str, figure: Figure) -> Path:
         path = self.path / "figures" / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
         figure.savefig(path, dpi=150)
         return path
 

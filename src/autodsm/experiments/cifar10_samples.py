@@ -15,7 +15,7 @@ from .. import plot
 from ..metrics import mmd2
 from ..sample import sample
 from .experiment import Experiment, Grid, Trials, over_seeds, written
-from .images import SCALES, Setting, about, check_data, scale_of
+from .images import SCALES, Setting, about, check_data, scale_of, told
 
 PARTS = (
     "mixture: local-DSM, perceptual",
@@ -52,7 +52,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
 
 
 def combine(trials: Trials) -> dict:
-    names = ("steps", "batch", "ms_per_step", "seconds", "mmd2", "floor")
+    names = ("parameters", "batch", "steps", "ms_per_step", "seconds", "mmd2", "floor")
     return {
         part: {n: over_seeds(np.array([t[n] for t in each], float)) for n in names} for part, each in trials.items()
     }
@@ -69,10 +69,17 @@ def report(numbers: dict) -> list[str | Grid]:
         pair = (each["mmd2"], each["floor"])
         counted = [f"{each['steps']['value']:.0f}", f"{each['seconds']['value'] / 60:.1f}"]
         rows.append([part, *counted, *(written(v["value"], v["stderr"]) for v in pair)])
-    return [Grid("Samples", ["prior: objective", "steps", "minutes", "MMD² to held-out images", "noise floor"], rows)]
+    first = {name: found["value"] for name, found in next(iter(numbers.values())).items()}
+    return [
+        Grid(
+            f"Samples. {told(first)}",
+            ["prior: objective", "steps", "minutes", "MMD² to held-out images", "noise floor"],
+            rows,
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
     trial, combine, figures, report,
-    parts=PARTS, quick_parts=("mixture: tabulated, perceptual",), scales=tuple(SCALES), check=check_data,
+    quick_parts=("mixture: tabulated, perceptual",), scales=dict.fromkeys(SCALES, PARTS), check=check_data,
 )  # fmt: skip

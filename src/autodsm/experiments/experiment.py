@@ -4,7 +4,8 @@ A trial is the unit of work that is kept: a run that was stopped goes on with th
 trial returns is written as JSON and read again before it is used, so that a resumed run sees what the first one saw.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -40,11 +41,17 @@ class Experiment(NamedTuple):
     """How many, unless the user says; a quick run has one."""
     one_seed: bool = False
     """Errors are over draws within a trial, so that more seeds are not taken."""
-    scales: tuple[str, ...] = ()
-    """Sizes to choose from, the first unless the user says. A trial then also takes `scale=`, and `folder=`, where it
-    keeps what it needs to go on with after a stop."""
+    scales: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """Sizes to choose from, the first unless the user says, and the parts of each. A trial then also takes `scale=`,
+    and `folder=`, where it keeps what it needs to go on with after a stop."""
     check: Callable[[str], None] | None = None
     """`check(scale)` raises if what a trial needs, such as a data set, is not there."""
+
+    def parts_of(self, scale: str | None, *, quick: bool) -> tuple[str, ...]:
+        """Those that a run has."""
+        if quick and self.quick_parts:
+            return self.quick_parts
+        return self.parts if scale is None else self.scales[scale]
 
 
 def over_seeds(values) -> dict:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,4 +193,17 @@ def about(model: Model, scale: Scale) -> dict:
     """What a training was."""
     per_step = 1.0 / float(np.median([row["steps_per_s"] for row in model.history]))
     steps = model.history[-1]["step"]
-    return {"steps": steps, "batch": scale.batch, "ms_per_step": 1e3 * per_step, "seconds": per_step * steps}
+    weights = jax.tree.leaves(eqx.filter(model.score.net, eqx.is_inexact_array))
+    return {
+        "parameters": sum(leaf.size for leaf in weights),
+        "batch": scale.batch,
+        "steps": steps,
+        "ms_per_step": 1e3 * per_step,
+        "seconds": per_step * steps,
+    }
+
+
+def told(model: Mapping) -> str:
+    """The size of a network and of its training, as text."""
+    size = f"{model['parameters'] / 1e6:.2g} million" if model["parameters"] >= 1e6 else f"{model['parameters']:,.0f}"
+    return f"U-Nets of {size} parameters, {model['batch']:.0f} images in a batch"
