@@ -40,7 +40,7 @@ from ..targets import Tabulated
 
 RANGE = (-1.0, 1.0)
 LAM = 0.01
-ISM_COST = 2.5
+ISM_COST = 2.0
 """Steps of the others for one of ISM: about the ratio of their times, which benchmarks/image_step.py measures."""
 PRIORS: dict[str, dist.Distribution] = {
     "logistic": dist.Logistic(0.0, 1.0),
@@ -93,7 +93,7 @@ SCALES = {
     "small": Scale(
         images=data.cifar10,
         network=dict(channels=24, levels=(1, 2, 4), blocks=1, attention=(8,), dropout=0.0),
-        batch=64, steps=1_500, learning_rate=1e-3, ema=0.998, examples=256, draws=32, samples=36,
+        batch=16, steps=400, learning_rate=1e-3, ema=0.99, examples=64, draws=32, samples=36,
     ),
     "paper": Scale(
         images=data.cifar10,
@@ -107,7 +107,7 @@ _FIRST_STEPS = {
         network=dict(channels=8, levels=(1,), blocks=1, attention=(), dropout=0.0),
         batch=32, steps=48, examples=24, draws=16, samples=16,
     ),
-    "small": dict(batch=16, steps=4, examples=2, draws=4, samples=1),
+    "small": dict(steps=4, examples=2, draws=4, samples=1),
     "paper": dict(batch=4, steps=2, examples=2, draws=2, samples=1),
 }  # fmt: skip
 """A quick run: on digits with a smaller network, else the first steps, at a reduced batch, of what a full run does."""
