@@ -111,7 +111,7 @@ def test_bits_of_images(numbers):
         for bits in found["bits"].values():
             assert 0 < bits["stderr"] < 1
             assert 1 < bits["value"] < 6
-    # 48 steps against 19, which are too few for anything else to count
+    # 48 steps against 24, which are too few for anything else to count
     less = models["mixture: tabulated, ELBO"]["less_than_ism"]
     assert less["value"] > 3 * less["stderr"]
 
