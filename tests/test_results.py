@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 import autodsm as ad
 from autodsm import cli, results
@@ -79,6 +80,12 @@ def test_a_stopped_experiment_goes_on_where_it_was(toy, monkeypatch, tmp_path, c
     assert first["seeds"] == [0, 1, 2]
     assert first["command"] == "autodsm reproduce toy"
     assert "jax" in first["versions"]
+
+
+def test_tables_lose_nothing_in_a_narrow_terminal(capsys):
+    value = "(2.529 ± 0.081)·10^-4"
+    Console(width=30, force_terminal=False).print(results._rich(Grid("Title", ["name"] * 4, [[value] * 4])))
+    assert "…" not in capsys.readouterr().out
 
 
 def test_a_quick_run_is_of_one_seed_and_says_nothing(toy, monkeypatch, tmp_path, capsys):

@@ -204,7 +204,7 @@ def _markdown(grid: Grid) -> list[str]:
 def _rich(grid: Grid) -> Table:
     table = Table(title=grid.title)
     for i, column in enumerate(grid.columns):
-        table.add_column(column, justify="right" if i else "left")
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*row)
     return table
