@@ -4,7 +4,8 @@ The paper's first table of images. "local-DSM" has the paper's target, λ = 0.01
 variance reduction, weighted as in the bound or perceptually; "antithetic" has pairs of opposite noise; "tabulated" the
 exact kernel. β rises from 0.1 to 10. Bits are by ISM's bound with one Hutchinson probe, and by local-DSM's with
 λ = 0.001; both reach down to the data, from δ = 0.001 on by the score, before by a Gaussian decoder. Errors are over
-held-out images; differences are between models on the same images and paths.
+held-out images, and say nothing of what another seed of a training would give; differences are between models on the
+same images and paths.
 """
 
 from pathlib import Path
