@@ -253,6 +253,16 @@ def test_tables_are_built_once():
     assert Tabulated(process, (1,), y_range=(-1.5, 1.0)).tables is not first
 
 
+def test_a_sharper_drift_gets_more_starts():
+    smooth, sharp = (
+        Tabulated(process, (1,), y_range=(-2.0, 2.0)).tables
+        for process in (PROCESSES["logistic"], ad.Process(lambda y, t: y - y**3, 1.0, 2.0))
+    )
+    assert smooth.residual.shape[2] == 17
+    assert sharp.residual.shape[2] == 65
+    assert max(smooth.error, sharp.error) < 0.005
+
+
 def test_moving_frame_keeps_mass_and_moments():
     times = np.exp(np.linspace(np.log(1e-6), np.log(3.0), 301))
     found = transition_1d(lambda y, t: y - y**3, lambda t: 0.49, np.array([-1.5, 0.0, 4.0]), times, cells=800)

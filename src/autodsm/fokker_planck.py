@@ -81,14 +81,23 @@ def solve_1d(
     low, high = x_range
     if not high > low:
         raise ValueError(f"x_range={x_range} must increase.")
+    faces = np.linspace(low, high, cells + 1)
+    x = 0.5 * (faces[1:] + faces[:-1])
+    q = evolve_1d(process, np.asarray(density(x), float)[None], times, faces=faces, steps=steps)
+    return GridDensity(x, np.asarray(times, float), q[:, 0])
+
+
+def evolve_1d(process: Process, q: np.ndarray, times, *, faces: np.ndarray, steps: int) -> np.ndarray:
+    """Several densities on the same cells at once, (densities, cells), at `times`: (times, densities, cells).
+
+    `faces` are those of the cells, evenly spaced; the densities are normalized.
+    """
     times = np.asarray(times, float)
     inside = times.ndim == 1 and times.size > 0 and times[-1] <= process.t1 * (1 + 1e-6)
     if not inside or np.any(np.diff(times, prepend=0.0) < 0):
         raise ValueError(f"times={times} must increase within [0, {process.t1}].")
-    process.check(np.array([0.5 * (low + high)]))
-    faces = np.linspace(low, high, cells + 1)
-    x, dx = 0.5 * (faces[1:] + faces[:-1]), (high - low) / cells
-
+    process.check(np.array([0.5 * (faces[0] + faces[-1])]))
+    dx = (faces[-1] - faces[0]) / (len(faces) - 1)
     inner = jax.numpy.asarray(faces[1:-1, None])
     drift = jax.jit(jax.vmap(process.f, in_axes=(0, None)))
     noise = jax.jit(lambda t: process.structure_for((1,)).noise_cov(process.g(t)))
@@ -97,17 +106,16 @@ def solve_1d(
         f = np.asarray(drift(inner, t), float)[:, 0]
         return _generator(f[None], 0.5 * np.asarray(noise(t), float).reshape(1, 1), dx)
 
-    q = np.asarray(density(x), float)
-    q = q / (q.sum() * dx)
+    q = q / (q.sum(axis=1, keepdims=True) * dx)
     saved, start = [], 0.0
     for end in times:
         h = (end - start) / steps
         for i in range(steps if end > start else 0):
             t = start + i * h
-            q = _positive(_advance(q, h, generator(t + _GAMMA * h), generator(t + h))[None], q[None])[0]
+            q = _positive(_advance(q, h, generator(t + _GAMMA * h), generator(t + h)), q)
         saved.append(q)
         start = end
-    return GridDensity(x, times, np.stack(saved))
+    return np.stack(saved)
 
 
 class Transitions(NamedTuple):
@@ -125,24 +133,27 @@ class Transitions(NamedTuple):
 
     def maps(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For `z ~ N(0,1)`: ξ(z) with the law of the kernel, and `S ∂ log q/∂y` there; (times, starts, len(z))."""
-        dx = self.faces[1] - self.faces[0]
-        mass = np.maximum(self.q, 0.0) * dx
-        below = np.cumsum(mass, axis=-1)[..., :-1]
-        above = np.cumsum(mass[..., ::-1], axis=-1)[..., -2::-1]
-        tiny = 1e-15
-        normal = np.where(below < above, ndtri(np.maximum(below, tiny)), -ndtri(np.maximum(above, tiny)))
-        inner = self.faces[1:-1]
-        # Far out the scheme may leave densities that are small and negative; beyond ten times those nothing is known.
-        floor = np.maximum(-10.0 * self.q.min(axis=-1, keepdims=True), 1e-11 * self.q.max(axis=-1, keepdims=True))
-        resolved = (self.q > floor)[..., 1:] & (self.q > floor)[..., :-1]
-        score = np.diff(np.log(np.maximum(self.q, floor)), axis=-1) / dx
-        xi, scores = np.empty((*self.mean.shape, len(z))), np.empty((*self.mean.shape, len(z)))
-        for at in np.ndindex(self.mean.shape):  # the differences to z are smooth; interpolate those
-            known = resolved[at]
-            grid = normal[at][known]
-            xi[at] = z + np.interp(z, grid, inner[known] - grid)
-            scores[at] = -z + np.interp(z, grid, score[at][known] + grid)
-        return xi, scores
+        found = [_maps(q, self.faces, z) for q in self.q]
+        return np.stack([xi for xi, _ in found]), np.stack([score for _, score in found])
+
+
+def _maps(q: np.ndarray, faces: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`Transitions.maps` at one time, of densities (starts, cells)."""
+    dx, inner = faces[1] - faces[0], faces[1:-1]
+    mass = np.maximum(q, 0.0) * dx
+    below, above = np.cumsum(mass, axis=1)[:, :-1], np.cumsum(mass[:, ::-1], axis=1)[:, -2::-1]
+    # From the nearer end, where no digits are lost.
+    normal = np.where(below < above, 1.0, -1.0) * ndtri(np.maximum(np.minimum(below, above), 1e-15))
+    # Far out the scheme may leave densities that are small and negative; beyond ten times those nothing is known.
+    floor = np.maximum(-10.0 * q.min(axis=1, keepdims=True), 1e-11 * q.max(axis=1, keepdims=True))
+    known = (q > floor)[:, 1:] & (q > floor)[:, :-1]
+    score = np.diff(np.log(np.maximum(q, floor)), axis=1) / dx
+    # The differences to z are smooth; interpolate those, for all starts at once, one behind the other on a long axis.
+    low = np.min(normal, axis=1, where=known, initial=np.inf, keepdims=True)
+    high = np.max(normal, axis=1, where=known, initial=-np.inf, keepdims=True)
+    place = 32.0 * np.arange(len(q))[:, None]  # |z| is below 8
+    grid, wanted = (normal + place)[known], np.clip(z, low, high) + place
+    return z + np.interp(wanted, grid, (inner - normal)[known]), -z + np.interp(wanted, grid, (score + normal)[known])
 
 
 def transition_1d(
@@ -207,7 +218,7 @@ def _generator(f: np.ndarray, D: np.ndarray, dx: float) -> np.ndarray:
 
 
 def _advance(q: np.ndarray, h: float, early: np.ndarray, late: np.ndarray) -> np.ndarray:
-    """One step of `q' = L q`, given L at the two stages, t + γh and t + h."""
+    """One step of `q' = L q` for each line of q, given L at the two stages, t + γh and t + h."""
     k1 = _solve(early, _GAMMA * h, _apply(early, q))
     k2 = _solve(late, _GAMMA * h, _apply(late, q + (1 - _GAMMA) * h * k1))
     return q + h * ((1 - _GAMMA) * k1 + _GAMMA * k2)
@@ -224,12 +235,12 @@ def _positive(new: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def _apply(bands: np.ndarray, q: np.ndarray) -> np.ndarray:
     out = bands[1] * q
-    out[:-1] += bands[0, 1:] * q[1:]
-    out[1:] += bands[2, :-1] * q[:-1]
+    out[..., :-1] += bands[0, 1:] * q[..., 1:]
+    out[..., 1:] += bands[2, :-1] * q[..., :-1]
     return out
 
 
 def _solve(bands: np.ndarray, h: float, q: np.ndarray) -> np.ndarray:
     system = -h * bands
     system[1] += 1.0
-    return solve_banded((1, 1), system, q)
+    return solve_banded((1, 1), system, q.T).T

@@ -213,7 +213,9 @@ class _Unbuilt(AbstractTarget):
         # A sampler may draw beyond the pilot: half as much again is beyond six deviations of a Gaussian.
         margin = 0.25 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
         margin = margin if high > low else 1.0
-        y_range = (low - margin, high + margin)
+        # Rounded outwards, so that other draws of the same law find the same table.
+        unit = 2.0 ** np.ceil(np.log2((high - low + 2 * margin) / 1024))
+        y_range = (float(np.floor((low - margin) / unit) * unit), float(np.ceil((high + margin) / unit) * unit))
         return Tabulated(self.process, x.shape[1:], y_range=y_range, antithetic=self.antithetic)
 
     def draw(self, x, times, *, key):

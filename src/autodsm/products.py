@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .errors import as_floating, check_count
-from .fokker_planck import solve_1d
+from .fokker_planck import evolve_1d
 from .process import Process
 from .structure import Elementwise
 
@@ -145,14 +145,12 @@ def solve_products(
 
     grown, asked = _growing_steps(times, steps)
     faces = np.linspace(x_range[0], x_range[1], cells + 1)
-    solved: dict[int, np.ndarray] = {}
-    for density in itertools.chain.from_iterable(densities):
-        if id(density) not in solved:
-            start = _on_cells(density, faces)
-            grid = solve_1d(process, lambda x, q=start: q, grown, x_range=x_range, cells=cells, steps=1)
-            solved[id(density)] = grid.q[asked]
+    distinct = {id(density): density for density in itertools.chain.from_iterable(densities)}
+    starts = np.stack([_on_cells(density, faces) for density in distinct.values()])
+    solved = evolve_1d(process, starts, grown, faces=faces, steps=1)[asked]  # (times, distinct, cells)
+    which = list(distinct)
+    factors = solved[:, np.array([[which.index(id(density)) for density in row] for row in densities])]
     x = 0.5 * (faces[1:] + faces[:-1])
-    factors = np.moveaxis(np.stack([[solved[id(density)] for density in row] for row in densities]), 2, 0)
     return ProductMixture(*(jnp.asarray(v, float) for v in (x, times, weights, factors, _log_cubics(factors))))
 
 

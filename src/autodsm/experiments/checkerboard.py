@@ -27,12 +27,11 @@ from ..ism import ISM
 from ..metrics import mmd2
 from ..network import MLP, Frozen, Score
 from ..objective import LocalDSM, PathwiseDSM, TabulatedDSM
-from ..priors import LinearBeta, langevin
 from ..process import Process
 from ..products import checkerboard as exact_checkerboard
 from ..sample import sample
 from .experiment import Experiment, Grid, Trials, above_zero, curve, last_of, over_seeds, row_of
-from .learning import BATCH, Recipe, ScoreError, learn, simulated
+from .learning import BATCH, ExactScore, Recipe, ScoreError, learn, logistic_langevin, simulated
 
 TIMES = (0.03, 0.1, 0.2, 0.5, 1.0)
 T0 = 0.01
@@ -83,11 +82,10 @@ def recipe(method: str, process: Process, *, key) -> Recipe:
 @lru_cache
 def problem(quick: bool) -> tuple[Process, dist.Distribution, ScoreError]:
     """The process, its prior, and the exact score at fixed states."""
-    prior = dist.Logistic(0.0, 1.0)
-    process = langevin(prior, LinearBeta(0.1, 10.0))
+    process, prior = logistic_langevin()
     exact = exact_checkerboard(process, TIMES, **(dict(cells=2000, steps=20) if quick else {}))
     states = simulated(process, checkerboard, TIMES, 1_000 if quick else 8_000, key=jax.random.key(10_000), tol=1e-4)
-    scores = [over_samples(lambda y, i=i: exact.score(y, i), states[i]) for i in range(len(TIMES))]
+    scores = [over_samples(ExactScore(exact, jnp.asarray(i)), states[i]) for i in range(len(TIMES))]
     return process, prior, ScoreError.at(states, np.stack(scores), TIMES)
 
 

@@ -10,7 +10,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from matplotlib.figure import Figure
 
 from .. import plot
@@ -18,21 +17,16 @@ from ..data import checkerboard
 from ..estimate import over_samples
 from ..fit import Model, fit
 from ..metrics import relative_score_error
-from ..priors import LinearBeta, langevin
 from ..process import Process
 from ..products import ProductMixture
 from ..products import checkerboard as exact_checkerboard
 from ..sample import sample
 from ..simulate import simulate
 from .experiment import Experiment, Grid, Trials, over_seeds, row_of, written
+from .learning import ExactScore, logistic_langevin
 
 TIMES = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0)
 EDGES = np.linspace(-3.0, 3.0, 61)
-
-
-def problem() -> tuple[Process, dist.Distribution]:
-    prior = dist.Logistic(0.0, 1.0)
-    return langevin(prior, LinearBeta(0.1, 10.0)), prior
 
 
 def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key) -> tuple[np.ndarray, np.ndarray]:
@@ -45,15 +39,16 @@ def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key)
 
     found = []
     for index, t in enumerate(np.asarray(exact.times, float)):
-        truth = over_samples(lambda y, index=index: exact.score(y, index), states[:, index])
-        y = states[np.all(np.isfinite(truth), axis=1), index]  # about all: the others are beyond the grid
-        found.append(relative_score_error(score, lambda y, t, index=index: exact.score(y, index), y, float(t)))
+        truth = ExactScore(exact, jnp.asarray(index))
+        known = np.all(np.isfinite(over_samples(truth, states[:, index])), axis=1)
+        y = states[known, index]  # about all: the others are beyond the grid
+        found.append(relative_score_error(score, truth, y, float(t)))
     return np.array([each.value for each in found]), np.array([each.stderr for each in found])
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
     steps, n, shown = (300, 2_000, 2_000) if quick else (12_000, 20_000, 40_000)
-    process, prior = problem()
+    process, prior = logistic_langevin()
     exact = exact_checkerboard(process, TIMES, **(dict(cells=2000, steps=20) if quick else {}))
     fit_key, error_key, sample_key, data_key = jax.random.split(jax.random.key(seed), 4)
     began = time.monotonic()

@@ -6,10 +6,10 @@ between the rows is the target alone. The linearized kernel from s to t, `∫_s^
 mean, so that its value is no bound any more as λ grows.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from matplotlib.figure import Figure
 from rich.progress import track
 
@@ -17,10 +17,11 @@ from .. import plot
 from ..data import checkerboard
 from ..estimate import estimate, over_samples
 from ..likelihood import ELBO
-from ..priors import LinearBeta, langevin
+from ..products import ProductMixture
 from ..products import checkerboard as exact_checkerboard
 from ..simulate import simulate
 from .experiment import Experiment, Grid, Trials, over_seeds, written
+from .learning import logistic_langevin
 
 DELTA = 0.01
 PAPER = (0.01, 0.02, 0.05)
@@ -33,25 +34,29 @@ FREE = {
 """Bounds without λ."""
 
 
+class Exact(eqx.Module):
+    """The exact score; beyond its grid, where about no state is, that of the prior."""
+
+    mixture: ProductMixture
+
+    def __call__(self, y, t):
+        found = self.mixture.score_at(y, t)
+        return jnp.where(jnp.isfinite(found), found, -jnp.tanh(0.5 * y))
+
+
 def trial(part: str, *, quick: bool, seed: int) -> dict:
     n, draws, lambdas = (2_000, 64, (0.01, 2.0)) if quick else (6_000, 128, LAMBDAS)
-    prior = dist.Logistic(0.0, 1.0)
-    process = langevin(prior, LinearBeta(0.1, 10.0))
+    process, prior = logistic_langevin()
     exact = exact_checkerboard(process, np.geomspace(DELTA, 1.0, 60 if quick else 200), cells=2000 if quick else 4000)
-
-    def score(y, t):
-        found = exact.score_at(y, t)
-        return jnp.where(jnp.isfinite(found), found, -jnp.tanh(0.5 * y))  # beyond the grid, where about no state is
-
     start_key, path_key, *keys = jax.random.split(jax.random.key(seed), 2 + len(FREE) + len(lambdas))
     paths = lambda x, k: simulate(process, x, jnp.array([DELTA]), key=k, tol=1e-4)[0]  # noqa: E731
     y = over_samples(paths, np.asarray(checkerboard(start_key, n)), key=path_key)
-    truth = over_samples(lambda y: exact.log_density(y, 0), y)
+    truth = over_samples(eqx.Partial(exact.log_density, t_index=0), y)
     methods: dict[str, dict] = {f"{lam:g}": dict(kind="local-dsm", lam=lam) for lam in lambdas} | FREE
     gaps = {}
     for (name, options), key in zip(track(methods.items(), description="bounds"), keys, strict=True):
         bound = ELBO(process, prior, t0=DELTA, draws=draws, decoder=False, **options)
-        values = over_samples(lambda x, k, bound=bound: bound(score, x, key=k), y, key=key, chunk=2048)
+        values = bound.values(Exact(exact), y, key=key, chunk=2048)
         gaps[name] = estimate(values - truth)._asdict()
     return {"examples": n, "draws": draws, "lambdas": lambdas, "log_likelihood": truth.mean(), "gap": gaps}
 

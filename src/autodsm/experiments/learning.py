@@ -1,23 +1,44 @@
 """Training that is watched: what a score is worth after how many steps, and after how many seconds."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
 from .._types import PRNGKey
 from ..fit import Model, fit
 from ..metrics import mmd2
 from ..objective import AbstractObjective
+from ..priors import LinearBeta, langevin
 from ..probability_flow import flow
 from ..process import Process
+from ..products import ProductMixture
 from ..simulate import initial_states, simulate
 
 BATCH = 1024
 """Evaluations of the network in a step."""
+
+
+@lru_cache
+def logistic_langevin() -> tuple[Process, dist.Distribution]:
+    """Langevin dynamics to the logistic law, β from 0.1 to 10, and that law: one for all, so that tables are shared."""
+    prior = dist.Logistic(0.0, 1.0)
+    return langevin(prior, LinearBeta(0.1, 10.0)), prior
+
+
+class ExactScore(eqx.Module):
+    """The exact score at one of the times of a mixture, as a function of state and time; compiled once for all."""
+
+    mixture: ProductMixture
+    index: jax.Array
+
+    def __call__(self, y, t=None):
+        return self.mixture.score(y, self.index)
 
 
 class Recipe(NamedTuple):

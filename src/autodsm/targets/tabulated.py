@@ -30,7 +30,7 @@ MAX_LAWS = 64
 MAX_ERROR = 0.02
 """Of the interpolation between starts, in deviations; tables are refined while it is above a quarter of this."""
 _TIMES, _FRAMES = 241, 513
-_STARTS = (65, 129, 257)  # the fewest that are accurate
+_STARTS = (17, 33, 65, 129, 257)  # the fewest that are accurate
 _Z = np.linspace(-5.6, 5.6, 81)
 _cache: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # drift -> {what it was built for: tables}
 
@@ -177,19 +177,29 @@ def _build(process: Process, shape: tuple[int, ...], y_range: tuple[float, float
         log_tau = (float(np.log(1e-6 * last)), float(np.log(last)))
         times = np.exp(np.linspace(*log_tau, 2 * _TIMES - 1))
         scalars = [_scalar(process, shape, np.flatnonzero(laws == k), separable) for k in range(laws.max() + 1)]
-        for count in _STARTS:
-            starts = np.linspace(*y_range, count)
-            frames, residuals, errors = zip(*(_tabulate(*law, starts, times) for law in scalars), strict=True)
-            if max(errors) < 0.25 * MAX_ERROR:
-                break
-    if not max(errors) < MAX_ERROR:
+        frames, residuals, error = _refine(scalars, y_range, times)
+    if not error < MAX_ERROR:
         raise ValueError(
-            f"the drift varies too sharply over y_range={y_range} for the table: error {max(errors):.2g} of a standard "
+            f"the drift varies too sharply over y_range={y_range} for the table: error {error:.2g} of a standard "
             "deviation. Narrow the range to that of the data, or use PathwiseDSM."
         )
     law = None if laws.max() == 0 else jnp.asarray(laws.reshape(shape))
     frame, residual = (jnp.asarray(np.stack(v), jnp.float32) for v in (frames, residuals))
-    return Tables(frame, residual, law, shape, log_tau, y_range, separable, float(max(errors)))
+    return Tables(frame, residual, law, shape, log_tau, y_range, separable, error)
+
+
+def _refine(scalars: list[tuple[Callable, Callable]], y_range: tuple[float, float], times: np.ndarray):
+    """Frames and residuals of all laws, and their largest error, with as many starts as are needed."""
+    wanted, count = 0.25 * MAX_ERROR, _STARTS[0]
+    while True:
+        starts = np.linspace(*y_range, count)
+        frames, residuals, errors = zip(*(_tabulate(*law, starts, times) for law in scalars), strict=True)
+        error = max(errors)
+        if error < wanted or count == _STARTS[-1]:
+            return frames, residuals, error
+        # The error falls as the square of the spacing: go to the first that should do, and look.
+        finer = [n for n in _STARTS if n > count]
+        count = next((n for n in finer if error * (count - 1) ** 2 < wanted * (n - 1) ** 2), finer[-1])
 
 
 def _tabulate(drift: Callable, noise: Callable, starts: np.ndarray, times: np.ndarray):
