@@ -48,6 +48,11 @@ class Clock(eqx.Module):
             raise ValueError("diffusion is zero on all of [0, t1]: without noise there is no score to learn.")
         self.log_values = jnp.asarray(np.log(np.maximum(values, 1e-30 * values[-1])), float)
 
+    @property
+    def total(self) -> float:
+        """`G(t1)`."""
+        return float(np.exp(np.asarray(self.log_values, float)[-1]))
+
     def log(self, t) -> Array:
         """`log G(t)`."""
         t = jnp.asarray(t, float)

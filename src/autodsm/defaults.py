@@ -32,7 +32,7 @@ MAX_LINEAR = 4
 def is_linear(process: Process, x: np.ndarray) -> bool:
     """True when the drift is affine in the state, as far as midpoints of probe states show, at several times."""
     # From where the data lie to ten times as far as noise alone would carry them: a drift may bend only out there.
-    spread = 1.0 + np.std(x) + np.sqrt(float(Clock(process)(process.t1)))
+    spread = 1.0 + np.std(x) + np.sqrt(Clock(process).total)
     reach = spread * np.geomspace(0.1, 10.0, 32)
     rng = np.random.default_rng(0)
     shape = (len(reach), *x.shape[1:])

@@ -20,7 +20,7 @@ from .network import trainable
 from .objective import AbstractObjective, PathwiseDSM
 from .process import Process
 from .record import describe, digest, fingerprint, open_run
-from .simulate import initial_states
+from .simulate import LOOK, initial_states
 from .structure import Elementwise
 from .targets import AbstractForward, Paths
 from .train import Plan, optimizer_for, train
@@ -210,7 +210,7 @@ def _examples(process: Process, y0, key: PRNGKey) -> np.ndarray:
     """A few initial states, checked."""
     if not callable(y0) and np.ndim(y0) < 1:
         raise ValueError(f"y0={y0!r} must be a sampler y0(key, n), or an array of samples along its first axis.")
-    x = np.asarray(initial_states(y0, 256, key=key))
+    x = np.asarray(initial_states(y0, LOOK, key=key))
     if not np.isfinite(x).all() or (not callable(y0) and not np.isfinite(np.asarray(y0)).all()):
         raise ValueError("y0 holds values that are not finite.")
     process.check(jnp.asarray(x[0]))

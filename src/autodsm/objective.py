@@ -30,7 +30,7 @@ from .errors import check_count, check_name
 from .noise import divergence, inner, noisy, squared
 from .process import Process
 from .schedule import AbstractSchedule, FromZero, ScheduledPairs
-from .simulate import initial_states
+from .simulate import LOOK, initial_states
 from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
 from .targets.paths import choose_steps
 from .targets.pathwise import choose_forgetting
@@ -178,9 +178,9 @@ class DSM(AbstractObjective):
     def prepare(self, y0, *, key):
         target, keys = self.target, jax.random.split(key, 3)
         if isinstance(target, _Unbuilt):
-            x = initial_states(y0, 1, key=keys[0])
+            x = initial_states(y0, LOOK, key=keys[0])
             if target.y_range is None:
-                pilot = int(np.clip((1 << 24) // x.size, 1 << 10, 1 << 16))
+                pilot = int(np.clip((1 << 24) // x[0].size, 1 << 10, 1 << 16))
                 x = initial_states(y0, pilot, key=keys[0]) if callable(y0) else y0
             target = target.build(np.asarray(x), sampled=callable(y0))
         if "steps" in self.open:
@@ -191,7 +191,7 @@ class DSM(AbstractObjective):
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
         pairs = self.pairs_per_path
         if "pairs" in self.open and isinstance(target, Pathwise):
-            pairs = target.default_pairs(initial_states(y0, 1, key=keys[0]).shape[1:])
+            pairs = target.default_pairs(initial_states(y0, LOOK, key=keys[0]).shape[1:])
         kept = tuple(name for name in self.open if name == "pairs")
         return replace(self, target=target, pairs_per_path=pairs, open=kept)
 

@@ -288,6 +288,10 @@ def _check_times(process: Process, times, t0) -> Array:
     return times
 
 
+LOOK = 256
+"""Initial states that are looked at before work begins; of one number, so that a sampler is compiled once for it."""
+
+
 def initial_states(y0, n: int, *, key: PRNGKey) -> Float[Array, "n ..."]:
     """n initial states, from a sampler `y0(key, n)` or, drawn with replacement, from an array of samples."""
     check_count("n", n)

@@ -254,7 +254,7 @@ def choose_forgetting(target: Pathwise, y0, *, key: PRNGKey, n: int = 128) -> fl
     x = initial_states(y0, n, key=start_key)
     # Early targets vary as 1/G whatever ρ is, and would drown the others.
     times = process.t1 * jnp.linspace(0.1, 1.0, 16, dtype=x.dtype)
-    rates = jnp.concatenate([jnp.zeros(1), jnp.geomspace(1e-2, 1e4, 17)]) / Clock(process)(process.t1)
+    rates = jnp.concatenate([jnp.zeros(1), jnp.geomspace(1e-2, 1e4, 17)]) / Clock(process).total
 
     @eqx.filter_jit
     def moment(rate):

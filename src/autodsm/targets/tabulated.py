@@ -173,7 +173,7 @@ def _build(process: Process, shape: tuple[int, ...], y_range: tuple[float, float
         scalar = np.ptp(q, axis=-1).max() == 0
         separable = bool(scalar and np.all(np.ptp(ratio, axis=1) <= 1e-5 * size[0]))
 
-        last = 0.5 * float(clock(t1)) if separable else t1
+        last = 0.5 * clock.total if separable else t1
         log_tau = (float(np.log(1e-6 * last)), float(np.log(last)))
         times = np.exp(np.linspace(*log_tau, 2 * _TIMES - 1))
         scalars = [_scalar(process, shape, np.flatnonzero(laws == k), separable) for k in range(laws.max() + 1)]
