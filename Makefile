@@ -31,6 +31,7 @@ bench: $(STAMP)
 	"$(BIN)/python" benchmarks/step_cost.py
 	"$(BIN)/python" benchmarks/time_to_quality.py
 	"$(BIN)/python" benchmarks/image_step.py --scale digits
+	"$(BIN)/python" benchmarks/image_noise.py
 
 # All experiments, in full, into the page of results: hours on two cores. Stopped, it goes on where it was.
 results: $(STAMP)

@@ -1,0 +1,89 @@
+"""How much of a training step on images is signal: gradients of one batch against their mean, before any training.
+
+    python benchmarks/image_noise.py [--scale digits] [--batches 64]
+
+All objectives are weighted as in the bound, and so have the same expected gradient g: their |g|² agree within errors.
+They differ in the noise of a batch around it, tr Cov. While the ratio |g|²/tr Cov is far below one a step is mostly
+noise, and it takes one over that ratio many of them to see where to go.
+"""
+
+import math
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.flatten_util import ravel_pytree
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from autodsm.estimate import Estimate
+from autodsm.experiments.images import PRIORS, Setting, scale_of
+from autodsm.network import trainable
+from autodsm.train import Batch, Plan, make_draws
+
+METHODS = ("local-DSM, ELBO", "antithetic local-DSM, ELBO", "ISM, ELBO", "tabulated, ELBO")
+ROUND = 4
+"""Batches whose draws are made at once."""
+
+
+def gradients(setting: Setting, method: str, network, *, batches: int, key) -> np.ndarray:
+    """(batches, parameters)."""
+    images = setting.scale.images("train")
+    objective = setting.objective(method).prepare(images, key=key)
+    plan = Plan.make(objective, math.prod(setting.shape), steps=ROUND, batch_size=setting.scale.batch, ema=0.0)
+    params, static = eqx.partition(network, trainable(network))
+    draws = make_draws(objective, plan, plan.round_steps)
+
+    @jax.jit
+    def gradient(batch):
+        def loss(params):
+            score = eqx.combine(params, static)
+            return jnp.mean(jax.vmap(lambda draw: objective.at(score, draw))(batch))
+
+        return ravel_pytree(jax.grad(loss)(params))[0]
+
+    found = []
+    while len(found) < batches:
+        data_key, draw_key = jax.random.split(jax.random.fold_in(key, len(found)))
+        made = draws(Batch(images(data_key, plan.round_steps * plan.paths)), draw_key, jnp.asarray(0))
+        found += [gradient(jax.tree.map(lambda leaf, i=i: leaf[i], made)) for i in range(plan.round_steps)]
+    return np.asarray(found[:batches], float)
+
+
+def signal_and_noise(g: np.ndarray) -> tuple[Estimate, float]:
+    """|E g|², without the bias of a mean over few, and tr Cov g; the error is by leaving out one batch at a time."""
+    n = len(g)
+    products = g @ g.T
+    total, own = products.sum(), np.diag(products)
+    signal = (total - own.sum()) / (n * (n - 1))  # over pairs of different batches
+    without = (total - 2 * products.sum(axis=1) + own - (own.sum() - own)) / ((n - 1) * (n - 2))
+    error = np.sqrt((n - 1) / n * np.sum((without - without.mean()) ** 2))
+    return Estimate(float(signal), float(error)), float(own.mean() - signal)
+
+
+def main(scale: Literal["digits", "small", "paper"] = "digits", batches: int = 64) -> None:
+    """Compare the gradients of objectives.
+
+    Args:
+        scale: of the experiments on images: which images, network and batch.
+        batches: how many gradients each objective is judged by.
+    """
+    console = Console(width=110)
+    title = f"Gradients of untrained networks, {scale}: {batches} batches"
+    table = Table("prior", "objective", "|E g|²", "tr Cov of a batch", "ratio", title=title)
+    cases = [(prior, method) for prior in PRIORS for method in METHODS]
+    for prior, method in track(cases, description="gradients", console=console):
+        setting = Setting.make(scale_of(scale, quick=False), prior)
+        network = setting.network(key=jax.random.key(0))
+        found = gradients(setting, method, network, batches=batches, key=jax.random.key(1))
+        signal, noise = signal_and_noise(found)
+        table.add_row(prior, method, str(signal), f"{noise:.3g}", f"{signal.value / noise:.2g}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
