@@ -150,6 +150,18 @@ def test_rematerialization_changes_no_gradient(clock):
         np.testing.assert_allclose(a, b, atol=1e-5 * (1 + np.abs(a).max()))
 
 
+def test_rematerialization_keeps_fewer_numbers(clock):
+    net = UNet((3, 32, 32), clock, key=KEY, channels=8, levels=(1, 2), blocks=1, attention=(), dropout=0.1)
+
+    def kept(net):
+        params, static = eqx.partition(net, eqx.is_inexact_array)
+        loss = lambda params: jnp.sum(eqx.combine(params, static)(jnp.ones((3, 32, 32)), 0.5))  # noqa: E731
+        backward = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
+        return sum(leaf.size for leaf in jax.tree.leaves(backward)) - sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    assert 0 < kept(_with(net, remat=True)) < 0.3 * kept(net)
+
+
 def test_training_returns_scores_without_dropout():
     process, images = ad.vp(), ad.data.digits()
     network = Score(UNet(images.shape, Clock(process), key=KEY, **SMALL), Clock(process))

@@ -157,7 +157,8 @@ class UNet(eqx.Module):
     - `dropout`: in training. Masks follow from the time, so that a resumed run repeats them, and that both states of
       an antithetic pair see the same. `fit` returns scores without; `eqx.nn.inference_mode(net)` is what it uses.
     - `compute`: precision of convolutions and attention, e.g. jnp.bfloat16; weights and output stay as they are.
-    - `remat`: recompute the features of a block instead of keeping them: less memory, a third more time.
+    - `remat`: recompute the features of a block instead of keeping them: a gradient then keeps a fifth of the numbers
+      (18 % for 1.5 million parameters on CIFAR-10). For accelerators: XLA undoes it on CPUs.
     """
 
     enter: _Affine
