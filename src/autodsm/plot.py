@@ -209,9 +209,10 @@ def image_grids(grids: Mapping[str, np.ndarray]) -> Figure:
     figure, axes = panels(len(grids), width=3.0, height=3.2)
     for axis, (name, images) in zip(axes, grids.items(), strict=True):
         side = int(np.sqrt(len(images)))
-        n, channels, height, width = images[: side**2].shape
-        canvas = images[:n].reshape(side, side, channels, height, width).transpose(0, 3, 1, 4, 2)
-        canvas = canvas.reshape(side * height, side * width, channels)
+        framed = np.pad(images[: side**2], ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.5)
+        _, channels, height, width = framed.shape
+        canvas = framed.reshape(side, side, channels, height, width).transpose(0, 3, 1, 4, 2)
+        canvas = canvas.reshape(side * height, side * width, channels)[:-1, :-1]
         axis.imshow(canvas[..., 0] if channels == 1 else canvas, cmap="gray", vmin=0.0, vmax=1.0)
         axis.set_title(name.replace(": ", "\n"))
         axis.axis("off")
