@@ -44,3 +44,14 @@ def test_over_time_and_over_a_parameter():
     one = plot.over_parameter(np.array([0.01, 0.1]), {"a": (np.ones(2), 0.1 * np.ones(2))}, xlabel="λ", ylabel="gap")
     assert one.axes[0].get_xscale() == "log"
     assert one.axes[0].get_xlabel() == "λ"
+
+
+def test_images_stand_apart_in_their_grid():
+    images = RNG.uniform(size=(5, 1, 4, 6))  # a square of four, and one too many
+    figure = plot.image_grids({"mixture: ISM": images})
+    (shown,) = figure.axes[0].images
+    canvas = np.asarray(shown.get_array())
+    assert canvas.shape == (2 * 4 + 1, 2 * 6 + 1)
+    np.testing.assert_array_equal(canvas[5:, 7:], images[3, 0])
+    assert np.all(canvas[4] == 0.5)
+    assert figure.axes[0].get_title() == "mixture\nISM"
