@@ -308,6 +308,9 @@ def PathwiseDSM(
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
     target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
     states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
+    In its differential form, that of large coupled states, the target has an error of second order in the steps, and
+    those that `prepare` chooses are for the paths: for five repelling particles `E[ŝ·(y − m)]` is 3 % off −d with the
+    186 it takes, and within 1 % with 372. Give more where that matters.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting
