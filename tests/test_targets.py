@@ -124,6 +124,18 @@ def test_differential_form_has_the_right_mean():
     assert np.abs(stein_z_scores(target, shape, [0.5, 2.0])).max() < 4.5
 
 
+def test_steps_chosen_for_the_differential_form_leave_a_percent():
+    """Five repelling particles, ten coordinates: `E[ŝ·(y − m)]/d = −1`, averaged over the steps of a path."""
+    system, n = ad.systems.particles(), 8192
+    objective = ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(0))
+    times = jnp.linspace(0.3, 10.0, 128)
+    x, keys = system.y0(jax.random.key(1), n), jax.random.split(jax.random.key(2), n)
+    found = jax.jit(jax.vmap(lambda x, k: objective.target.draw(x, times, key=k)))(x, keys)
+    y, score = np.asarray(found.y[:, :, 0], np.float64), np.asarray(found.score[:, :, 0], np.float64)
+    values = np.mean(np.sum(score * (y - y.mean(axis=0)), axis=(2, 3)) / 10, axis=1)
+    assert abs(values.mean() + 1.0) < 0.01 + 3.0 * values.std() / np.sqrt(n)
+
+
 def test_four_point_noise_changes_the_target_little():
     process, shape = COUPLED["tanh"]
     target = Pathwise(process, Paths(process, 48), forgetting=2.0)

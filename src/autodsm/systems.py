@@ -86,13 +86,17 @@ def particles(
     check_count("n", n)
     check_positive("r", r)
     strength = D / (gamma * n * r**2)
+    # Each pair once, as the row of a matrix: on CPU several times as fast as all differences y_i − y_j, up to n ≈ 50.
+    first, second = np.triu_indices(n, 1)
+    pairs = np.eye(n)[first] - np.eye(n)[second]
 
     def drift(y, t):
         trap = a * jnp.stack([jnp.cos(np.pi * omega * t), jnp.sin(np.pi * omega * t)])
         pull = 4.0 * strength * (trap - y) * jnp.sum((y - trap) ** 2, axis=-1, keepdims=True)
-        apart = y[:, None] - y[None]
+        differences = jnp.asarray(pairs, y.dtype)
+        apart = jnp.matmul(differences, y, precision="highest")
         weight = jnp.exp(-exponent * jnp.sum(apart**2, axis=-1, keepdims=True) / (2.0 * r**2))
-        return pull + A / (n * r**2) * jnp.sum(apart * weight, axis=1)
+        return pull + A / (n * r**2) * jnp.matmul(differences.T, apart * weight, precision="highest")
 
     return System(Process(drift, np.sqrt(2.0 * D), t1), _gaussian((n, 2), mean0, std0), (n, 2))
 

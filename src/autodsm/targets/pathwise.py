@@ -33,7 +33,7 @@ from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
 from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
-from .paths import Paths
+from .paths import TOL, Paths
 
 MAX_EXACT = 8
 """Largest number of coupled coordinates for which Jacobians are formed, unless asked for by `exact=True`."""
@@ -77,7 +77,7 @@ class Pathwise(AbstractTarget):
     forward: Paths
     schedule: ScheduledPairs | None
     forgetting: Array
-    window_steps: int = eqx.field(static=True)
+    share: float = eqx.field(static=True)
     exact: bool | None = eqx.field(static=True)
     gaussian: bool = eqx.field(static=True)
 
@@ -98,7 +98,7 @@ class Pathwise(AbstractTarget):
         self.forgetting = jnp.asarray(forgetting, float)
         self.schedule = None if window is None else ScheduledPairs(process, window)
         share = 1.0 if self.schedule is None else float(self.schedule.lam / jnp.max(self.schedule.totals[-1]))
-        self.window_steps = max(4, math.ceil(min(share, 1.0) * forward.steps))
+        self.share = min(share, 1.0)
         self.exact = exact
         self.gaussian = gaussian
 
@@ -112,6 +112,15 @@ class Pathwise(AbstractTarget):
 
     def states(self, x, times, *, key):
         return self.forward.states(x, times, key=key)
+
+    @property
+    def window_steps(self) -> int:
+        return max(4, math.ceil(self.share * self.forward.steps))
+
+    def tolerance(self, shape: tuple[int, ...]) -> float | None:
+        """What `choose_steps` should keep to: where no Jacobian is formed, steps have to be good for the weight too,
+        which sees derivatives of the drift, not for the path alone."""
+        return None if self._forms_jacobian(shape) else TOL / 4
 
     def default_pairs(self, shape: tuple[int, ...]) -> int:
         """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
