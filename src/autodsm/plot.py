@@ -185,22 +185,23 @@ def over_parameter(
     return figure
 
 
-def bars(rows: Mapping[str, Mapping[str, tuple[float, float]]], *, label: str) -> Figure:
-    """A panel for each name; in it a bar for each method, as (value, standard error), from somewhat below the least."""
+def dots(rows: Mapping[str, Mapping[str, tuple[float, float]]], *, label: str) -> Figure:
+    """A panel for each name; in it a point for each method, as (value, standard error), two errors on each side."""
     figure = Figure(
         figsize=(6.4, 0.6 + sum(0.5 + 0.28 * len(methods) for methods in rows.values())), layout="constrained"
     )
     sizes = [len(methods) for methods in rows.values()]
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
-    values = np.array([value for methods in rows.values() for value, _ in methods.values()])
     for axis, (name, methods) in zip(axes, rows.items(), strict=True):
         value, stderr = (np.array(column, float) for column in zip(*methods.values(), strict=True))
         places = np.arange(len(methods))[::-1]
-        axis.barh(places, value, xerr=2 * stderr, color=[f"C{i}" for i in range(len(methods))], alpha=0.8, capsize=2)
+        for i, place in enumerate(places):
+            axis.errorbar(value[i], place, xerr=2 * stderr[i], fmt="o", color=f"C{i}", capsize=3)
         axis.set_yticks(places, list(methods))
+        axis.set_ylim(-0.6, len(methods) - 0.4)
+        axis.grid(alpha=0.3)
         axis.set_title(name)
-    span = float(np.ptp(values)) or 0.1
-    axes[-1].set(xlabel=label, xlim=(float(values.min()) - 0.3 * span, float(values.max()) + 0.3 * span))
+    axes[-1].set_xlabel(label)
     return figure
 
 

@@ -72,13 +72,13 @@ def combine(trials: Trials) -> dict:
 
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     models = numbers["models"].values()
-    bars = {
+    rows = {
         prior: {
             m["method"]: (m["bits"]["ISM"]["value"], m["bits"]["ISM"]["stderr"]) for m in models if m["prior"] == prior
         }
         for prior in PRIORS
     }
-    return {"cifar10-bpd": plot.bars({k: v for k, v in bars.items() if v}, label="bits per dimension")}
+    return {"cifar10-bpd": plot.dots({k: v for k, v in rows.items() if v}, label="bits per dimension")}
 
 
 def report(numbers: dict) -> list[str | Grid]:
