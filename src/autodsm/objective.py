@@ -21,7 +21,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ._types import PRNGKey, State
@@ -31,8 +30,9 @@ from .noise import divergence, inner, noisy, squared
 from .process import Process
 from .schedule import AbstractSchedule, FromZero, ScheduledPairs
 from .simulate import LOOK, initial_states
-from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
+from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise
 from .targets.pathwise import choose_forgetting
+from .targets.untabulated import Untabulated
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
 VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
@@ -176,13 +176,9 @@ class DSM(AbstractObjective):
 
     def prepare(self, y0, *, key):
         target, keys = self.target, jax.random.split(key, 3)
-        x = initial_states(y0, LOOK, key=keys[0])
-        shape = x.shape[1:]
-        if isinstance(target, _Unbuilt):
-            if target.y_range is None:
-                pilot = int(np.clip((1 << 24) // x[0].size, 1 << 10, 1 << 16))
-                x = initial_states(y0, pilot, key=keys[0]) if callable(y0) else y0
-            target = target.build(np.asarray(x), sampled=callable(y0))
+        shape = initial_states(y0, LOOK, key=keys[0]).shape[1:]
+        if isinstance(target, Untabulated):
+            target = target.build(y0, shape, key=keys[0])
         if "steps" in self.open:
             tol = target.tolerance(shape) if isinstance(target, Pathwise) else None
             target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1], tol=tol))
@@ -197,47 +193,6 @@ class DSM(AbstractObjective):
 
     def covers(self, x):
         return self.target.covers(x)
-
-
-class _Unbuilt(AbstractTarget):
-    """A table that waits for the shape and the range of its data."""
-
-    process: Process
-    y_range: tuple[float, float] | None = eqx.field(static=True)
-    antithetic: bool = eqx.field(static=True)
-
-    def build(self, x: np.ndarray, *, sampled: bool) -> Tabulated:
-        if self.y_range is not None:
-            return self._of_shape(x.shape[1:])
-        low, high = float(x.min()), float(x.max())
-        # A sampler may draw beyond the pilot: half as much again is beyond six deviations of a Gaussian.
-        margin = 0.25 * (high - low) if sampled and not _fills_its_range(x) else 1e-3 * (high - low)
-        margin = margin if high > low else 1.0
-        # Rounded outwards, so that other draws of the same law find the same table.
-        unit = 2.0 ** np.ceil(np.log2((high - low + 2 * margin) / 1024))
-        y_range = (float(np.floor((low - margin) / unit) * unit), float(np.ceil((high + margin) / unit) * unit))
-        return Tabulated(self.process, x.shape[1:], y_range=y_range, antithetic=self.antithetic)
-
-    def draw(self, x, times, *, key):
-        return self._of_shape(x.shape).draw(x, times, key=key)
-
-    def states(self, x, times, *, key):
-        return self._of_shape(x.shape).states(x, times, key=key)
-
-    def _of_shape(self, shape: tuple[int, ...]) -> Tabulated:
-        if self.y_range is None:
-            raise ValueError(
-                "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
-                "objective.prepare(y0, key=key); fit does that."
-            )
-        return Tabulated(self.process, shape, y_range=self.y_range, antithetic=self.antithetic)
-
-
-def _fills_its_range(x: np.ndarray) -> bool:
-    """True when the extremes of many draws are those of a bounded law, with mass at its ends."""
-    low, high = x.min(), x.max()
-    edge = 0.01 * (high - low)
-    return bool(min(np.mean(x < low + edge), np.mean(x > high - edge)) > 1e-3)
 
 
 def LocalDSM(
@@ -348,7 +303,7 @@ def TabulatedDSM(
     state is known: by `prepare`, or at the first draw.
     """
     check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
-    target = _Unbuilt(process, y_range, variance_reduction == "antithetic")
+    target = Untabulated(process, y_range, variance_reduction == "antithetic")
     return DSM(process, target, weighting=weighting, **options)
 
 
