@@ -9,7 +9,7 @@ import pytest
 import autodsm as ad
 from autodsm.clock import Clock
 from autodsm.network import Score, UNet, state_shape
-from autodsm.network.unet import _Affine, _Attention, _Norm, _waves
+from autodsm.network.unet import _Affine, _Attention, _Norm, _Residual, _waves
 
 KEY = jax.random.key(0)
 SHAPE = (2, 8, 8)
@@ -100,6 +100,46 @@ def test_attention_against_its_formula():
         mixed[:, head] = weights @ v[:, head]
     out = mixed @ np.asarray(layer.outer.weight)[0, 0] + np.asarray(layer.outer.bias)
     np.testing.assert_allclose(layer(x).reshape(9, 4), np.asarray(x).reshape(9, 4) + out, atol=1e-5)
+
+
+@pytest.mark.parametrize("style", ["ddpm", "improved"])
+def test_the_way_through_the_network(clock, style):
+    """Down, through the middle, and up again, each with the features of its level from the way down."""
+    net = eqx.nn.inference_mode(shaken(UNet(SHAPE, clock, key=KEY, style=style, **SMALL)))
+    y, t = jax.random.normal(KEY, SHAPE), 0.3
+    found = call(net, y, t)
+
+    @eqx.filter_jit
+    def expected(net):
+        times = net.times[1](jax.nn.silu(net.times[0](_waves(jnp.asarray(300.0), 8))))
+
+        def block(layer, *features):
+            return layer(jnp.concatenate(features, axis=-1), times, KEY)
+
+        entered = net.enter(channels_last(y))
+        fine = block(net.down[0][0], entered)
+        halved = net.shrink[0](fine)
+        coarse = block(net.down[1][0], halved)
+        middle = block(net.middle[2], net.middle[1](block(net.middle[0], coarse)))
+        up = block(net.up[0][1], block(net.up[0][0], middle, coarse), halved)
+        up = net.grow[0](jax.image.resize(up, (8, 8, up.shape[-1]), "nearest"))
+        up = block(net.up[1][1], block(net.up[1][0], up, fine), entered)
+        return channels_first(net.leave(jax.nn.silu(net.norm(up))))
+
+    np.testing.assert_allclose(found, expected(net), atol=1e-5)
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_residual_block_against_its_formula(improved):
+    x, times = jax.random.normal(KEY, (4, 4, 8)), jax.random.normal(jax.random.key(1), (16,))
+    layer = eqx.nn.inference_mode(shaken(_Residual(8, 12, 16, KEY, dropout=0.1, scales=improved)))
+    assert layer.shortcut is not None
+    first, second = layer.norms
+    of_time = np.asarray(jax.nn.silu(times)) @ np.asarray(layer.time.weight).reshape(16, -1) + layer.time.bias
+    z = layer.first(jax.nn.silu(first(x)))
+    z = second(z) * (1 + of_time[:12]) + of_time[12:] if improved else second(z + of_time)
+    expected = layer.second(jax.nn.silu(z)) + layer.shortcut(x)
+    np.testing.assert_allclose(layer(x, times, KEY), expected, atol=1e-5)
 
 
 def test_waves_of_the_time():
