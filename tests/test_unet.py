@@ -59,7 +59,7 @@ def test_starts_at_zero_and_uses_state_and_time(clock, style):
     net = eqx.nn.inference_mode(shaken(net))
     found = call(net, y, 0.5)
     assert found.shape == SHAPE
-    assert not np.allclose(found, call(net, y, 0.6))
+    assert np.abs(found - call(net, y, 0.6)).max() > 1e-2 * np.abs(found).max()
     far = y.at[0, 0, 0].add(1.0)
     assert np.abs(call(net, far, 0.5) - found)[:, -1, -1].max() > 1e-6  # attention sees the whole image
     assert state_shape(Score(net, clock)) == SHAPE
@@ -82,7 +82,7 @@ def test_layers_against_equinox():
         theirs = eqx.tree_at(lambda m: (m.weight, m.bias), theirs, weights)
         np.testing.assert_allclose(ours(x), channels_last(theirs(channels_first(x))), atol=1e-5)
     assert _Affine(8, 4, 3, KEY, stride=2)(x).shape == (3, 3, 4)
-    for channels, groups in ((8, 8), (64, 32)):
+    for channels, groups in ((4, 1), (8, 2), (24, 6), (128, 32), (160, 32)):
         x = jax.random.normal(KEY, (6, 6, channels)) * jnp.arange(1.0, channels + 1)
         expected = eqx.nn.GroupNorm(groups, channels, eps=1e-6)(channels_first(x))
         np.testing.assert_allclose(_Norm(channels)(x), channels_last(expected), atol=1e-5)

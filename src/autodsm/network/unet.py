@@ -24,7 +24,7 @@ from .._types import PRNGKey
 from ..clock import Clock
 from ..errors import as_floating, check_count, check_name
 
-_GROUPS = 32
+_GROUPS, _GROUP = 32, 4
 _EPS = 1e-6
 STYLES = ("ddpm", "improved")
 
@@ -55,7 +55,10 @@ class _Affine(eqx.Module):
 
 
 class _Norm(eqx.Module):
-    """Group norm, in single precision whatever the features are."""
+    """Group norm, in single precision whatever the features are: up to 32 groups, each of at least four channels.
+
+    A group of one channel would take away what the time adds to it, and leave a network that does not know the time.
+    """
 
     scale: Float[Array, " channels"]
     shift: Float[Array, " channels"]
@@ -63,7 +66,8 @@ class _Norm(eqx.Module):
 
     def __init__(self, channels: int):
         self.scale, self.shift = jnp.ones(channels), jnp.zeros(channels)
-        self.groups = math.gcd(_GROUPS, channels)
+        most = min(_GROUPS, max(1, channels // _GROUP))
+        self.groups = next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
     def __call__(self, x: Array) -> Array:
         z = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(*x.shape[:2], self.groups, -1)
