@@ -190,7 +190,11 @@ def test_a_report_takes_numbers_and_figures(toy, monkeypatch, tmp_path, capsys):
     assert (tmp_path / "docs" / "figures" / "toy.png").exists()
     run(monkeypatch, "report", tmp_path / "docs")
     assert (tmp_path / "docs" / "results.md").read_text() == page
-    kept = (tmp_path / "docs" / "results" / "toy.json").read_text()
+    path = tmp_path / "docs" / "results" / "toy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"caveat": "Made with a worn ruler."}))
+    run(monkeypatch, "report", tmp_path / "docs")
+    assert "**Made with a worn ruler.**" in (tmp_path / "docs" / "results.md").read_text()
+    kept = path.read_text()
     run(monkeypatch, "reproduce", "toy", "--quick", "--out", tmp_path / "quick")
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "report", tmp_path / "docs", "--add", tmp_path / "quick")

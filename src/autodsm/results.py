@@ -183,6 +183,7 @@ def _section(name: str, experiment: Experiment, result: dict) -> list[str]:
     told = f"`{result['command']}` · {seeds} seed{'s' * (seeds > 1)} · {_duration(result['seconds'])} on "
     told += f"{result['cores']} cores · jax {result['versions']['jax']}"
     lines = [f"## {name}", "", f"**{first}**", "", told + (" · **a quick run, for a look only**" * result["quick"]), ""]
+    lines += [f"**{result['caveat']}**", ""] if "caveat" in result else []  # written into the file by hand
     lines += [rest, ""] if rest else []
     said = experiment.report(result["numbers"])
     for item in [one for one in said if isinstance(one, Grid) or not result["quick"]]:
