@@ -1,5 +1,6 @@
 """Targets against exact kernels and Stein's identity: `E[ŝ φ(y)] = −E[∇φ(y)]` for all φ."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +135,13 @@ def test_steps_chosen_for_the_differential_form_leave_a_percent():
     y, score = np.asarray(found.y[:, :, 0], np.float64), np.asarray(found.score[:, :, 0], np.float64)
     values = np.mean(np.sum(score * (y - y.mean(axis=0)), axis=(2, 3)) / 10, axis=1)
     assert abs(values.mean() + 1.0) < 0.01 + 3.0 * values.std() / np.sqrt(n)
+
+
+def test_a_window_follows_the_steps_of_its_paths():
+    process, _ = COUPLED["tanh"]
+    coarse, fine = (Pathwise(process, Paths(process, steps), window=0.4) for steps in (64, 256))
+    moved = eqx.tree_at(lambda target: target.forward, coarse, fine.forward)
+    assert moved.window_steps == fine.window_steps > coarse.window_steps
 
 
 def test_four_point_noise_changes_the_target_little():
