@@ -14,9 +14,10 @@ import pytest
 
 import autodsm as ad
 from autodsm.checkpoint import Checkpoints
-from autodsm.defaults import choose_objective, is_linear
+from autodsm.defaults import choose_objective, default_network, is_linear
 from autodsm.fit import set_up
-from autodsm.network import MLP, Score
+from autodsm.marginals import POINTS, Marginals
+from autodsm.network import MLP, Score, TimeFeatures
 from autodsm.record import describe
 from autodsm.reference import linear_moments
 from autodsm.targets import Local, Pathwise, Tabulated
@@ -346,6 +347,34 @@ def test_the_score_of_a_double_well():
     guess = [error(model.score.base.held, t, x, s, q) for t, s, q in zip(times, exact, grid.q, strict=True)]
     assert np.mean(guess) > 0.2  # the Gaussian that training starts from
     assert np.mean(errors) < 2e-2
+
+
+def test_a_frame_that_is_off_is_mended_in_all_of_many_coordinates():
+    """Deviations a tenth too large in each of a hundred coordinates: much for a network, one number for the gain."""
+    d = 100
+    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * np.linspace(0.0, 1.0, POINTS)))
+    marginals = Marginals(jnp.zeros((POINTS, d)), jnp.asarray(np.outer(1.1 * std, np.ones(d)), float), 1.0)
+    network = default_network(OU, (d,), marginals, None, key=jax.random.key(1), width=64, depth=2)
+    options = dict(objective=ad.LocalDSM(OU, schedule=ad.FromZero()), network=network, batch_size=128, progress=False)
+    model = ad.fit(OU, lambda key, n: 0.5 * jax.random.normal(key, (n, d)), key=jax.random.key(0), steps=400, **options)
+    for t in (0.1, 0.4, 1.0):
+        var = 0.5 + (0.25 - 0.5) * np.exp(-2.0 * t)
+        y = np.sqrt(var) * np.random.default_rng(0).normal(size=(2000, d))
+        assert error(network, t, y, -y / var) == pytest.approx((1.0 - 1.1**-2) ** 2, rel=0.05)  # before: .030
+        assert error(model.score, t, y, -y / var) < 0.005
+
+
+def test_the_gain_of_a_frame(x64):
+    """`c(t) z/γ` beside the network, by hand; nothing before training."""
+    marginals = Marginals(jnp.full((POINTS, 3), 0.5), jnp.full((POINTS, 3), 2.0), 1.0)
+    network = default_network(OU, (3,), marginals, None, key=jax.random.key(1), width=8, depth=1)
+    y, t = jnp.array([1.0, -2.0, 4.0]), 0.3
+    z = (y - 0.5) / 2.0
+    np.testing.assert_allclose(network(y, t), -z / 2.0, rtol=1e-12)
+    weights = 0.1 * (1.0 + jnp.arange(len(network.net.gain)))
+    gain = weights[0] + weights[1:] @ TimeFeatures(ad.Clock(OU))(t)
+    gained = eqx.tree_at(lambda network: network.net.gain, network, weights)
+    np.testing.assert_allclose(gained(y, t), -z / 2.0 + gain * z / network.gamma(t), rtol=1e-12)
 
 
 def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):

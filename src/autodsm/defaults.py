@@ -15,11 +15,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from ._types import PRNGKey
 from .clock import Clock
 from .marginals import Marginals
-from .network import MLP, Frozen, Score
+from .network import MLP, TIMES, Frozen, Score, TimeFeatures
 from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from .process import Process, check_invertible
 from .schedule import FromZero
@@ -64,13 +65,25 @@ def choose_objective(process: Process, x: np.ndarray, **options) -> tuple[DSM, s
 
 
 class Framed(eqx.Module):
-    """A network that sees the state in the frame of the marginals: `net((y − m_t)/s_t, t)`."""
+    """A network in the frame of the marginals, with a gain over time: `net(z, t) + c(t) z`, z = (y − m_t)/s_t.
+
+    c is linear in the features of time and zero before training. Where its gradient vanishes, the score obeys Stein's
+    identity E[s·(y − m_t)/s_t] = E[target·(y − m_t)/s_t], however little of many coordinates the network has learned.
+    """
 
     net: Callable
+    gain: Float[Array, " features"]
+    features: TimeFeatures
     marginals: Frozen
 
+    def __init__(self, net: Callable, clock: Clock, marginals: Marginals):
+        self.net, self.features, self.marginals = net, TimeFeatures(clock), Frozen(marginals)
+        self.gain = jnp.zeros(TIMES[self.features.time] + 1)
+
     def __call__(self, y, t):
-        return self.net(self.marginals.value.standardize(y, t), t)
+        z = self.marginals.value.standardize(y, t)
+        gain = self.gain[0] + self.features(t) @ self.gain[1:]
+        return self.net(z, t) + gain.astype(z.dtype) * z
 
 
 def default_network(
@@ -84,7 +97,7 @@ def default_network(
     size = {"activation": "gelu", **size}
     spread = float(jnp.sqrt(jnp.mean(marginals.std[-1] ** 2)))
     if prior is None:
-        net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), Frozen(marginals))
+        net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), clock, marginals)
         return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
     prior_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
     net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), **size)
