@@ -364,6 +364,20 @@ def test_a_frame_that_is_off_is_mended_in_all_of_many_coordinates():
         assert error(model.score, t, y, -y / var) < 0.005
 
 
+def test_the_mean_of_a_frame_follows_curves(x64):
+    """A cubic exactly; a circle up to the remainder of a cubic through four points at distances h, ω⁴h⁴/24."""
+    grid = np.linspace(0.0, 5.0, POINTS)
+    known = [lambda t: 1.0 - 2.0 * t + 3.0 * t**2 - t**3, lambda t: np.cos(np.pi * t), lambda t: np.sin(np.pi * t)]
+    mean = jnp.asarray(np.stack([f(grid) for f in known], axis=1))
+    marginals = Marginals(mean, jnp.ones((POINTS, 3)), 5.0)
+    times = np.concatenate([np.random.default_rng(0).uniform(0.0, 5.0, 200), [0.0, 0.01, 4.99, 5.0]])
+    found = np.asarray(jax.vmap(lambda t: marginals.at(t)[0])(jnp.asarray(times)))
+    np.testing.assert_allclose(found[:, 0], known[0](times), rtol=1e-12, atol=1e-12)
+    remainder = (np.pi * grid[1]) ** 4 / 24  # 1.5e-4; linearly it would be 7e-3
+    for k in (1, 2):
+        np.testing.assert_allclose(found[:, k], known[k](times), rtol=0, atol=remainder)
+
+
 def test_the_gain_of_a_frame(x64):
     """`c(t) z/γ` beside the network, by hand; nothing before training."""
     marginals = Marginals(jnp.full((POINTS, 3), 0.5), jnp.full((POINTS, 3), 2.0), 1.0)
