@@ -9,7 +9,7 @@ import pytest
 
 import autodsm as ad
 from autodsm import cli, data
-from autodsm.experiments.images import PRIORS, SCALES, Setting, scale_of
+from autodsm.experiments.images import PRIORS, SCALES, Setting, scale_of, told
 from autodsm.network import Score, UNet
 
 
@@ -117,3 +117,10 @@ def test_processes_with_velocities_learn_on_images(name):
     assert np.isfinite(bound.values(model.score, y0(jax.random.key(2), 2), key=jax.random.key(3))).all()
     ys = ad.sample(process, model.score, law, 2, key=jax.random.key(4), steps=10)
     assert ys.shape == (2, *shape)
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(176849, "176,849"), (1.53e6, "1.5 million"), (35.7e6, "36 million"), (180.6e6, "181 million")]
+)
+def test_the_size_of_a_network_in_words(count, size):
+    assert told({"parameters": count, "batch": 4.0}) == f"U-Nets of {size} parameters, 4 images in a batch"

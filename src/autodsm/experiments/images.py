@@ -4,7 +4,7 @@
 |--------|------------------------|-------------------------------------------|
 | digits | 8×8 digits, 17 levels  | U-Net of 0.18 million parameters          |
 | small  | CIFAR-10               | U-Net of 1.5 million                      |
-| paper  | CIFAR-10               | Ho et al.'s of 36 million; 181 for samples |
+| paper  | CIFAR-10               | Ho et al.'s of 36 million; 180 for samples |
 
 Coordinates follow Langevin dynamics towards the prior, each by itself. States at s and t come from the tabulated
 kernel, so that no objective waits for paths, and none has an error of them. All train one network, as a residual on the
@@ -205,5 +205,6 @@ def about(model: Model, scale: Scale) -> dict:
 
 def told(model: Mapping) -> str:
     """The size of a network and of its training, as text."""
-    size = f"{model['parameters'] / 1e6:.2g} million" if model["parameters"] >= 1e6 else f"{model['parameters']:,.0f}"
+    count = model["parameters"]
+    size = f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:.{1 if count < 1e7 else 0}f} million"
     return f"U-Nets of {size} parameters, {model['batch']:.0f} images in a batch"
