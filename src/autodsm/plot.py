@@ -214,7 +214,9 @@ def image_grids(grids: Mapping[str, np.ndarray]) -> Figure:
         _, channels, height, width = framed.shape
         canvas = framed.reshape(side, side, channels, height, width).transpose(0, 3, 1, 4, 2)
         canvas = canvas.reshape(side * height, side * width, channels)[:-1, :-1]
-        axis.imshow(canvas[..., 0] if channels == 1 else canvas, cmap="gray", vmin=0.0, vmax=1.0)
+        axis.imshow(
+            canvas[..., 0] if channels == 1 else canvas, cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest"
+        )
         axis.set_title(name.replace(": ", "\n"))
         axis.axis("off")
     return figure
