@@ -19,7 +19,7 @@ POINTS = 65
 
 
 class Marginals(eqx.Module):
-    """`m_t` and `s_t` over a uniform grid of times, interpolated by cubics through four points, and linearly.
+    """`m_t` and `s_t` over a uniform grid of times: means between them by cubics through four, deviations linearly.
 
     marginals = Marginals.estimate(process, y0, forward, key=key)
     marginals.score(y, t)
