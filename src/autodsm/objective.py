@@ -264,8 +264,7 @@ def PathwiseDSM(
     target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
     states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
     In its differential form, that of large coupled states, the target has an error of second order in the steps;
-    `prepare` takes twice as many there, which leaves less than a percent of `E[ŝ·(y − m)] = −d` for five repelling
-    particles.
+    `prepare` takes some more there, which leaves half a percent of `E[ŝ·(y − m)] = −d` for five repelling particles.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting

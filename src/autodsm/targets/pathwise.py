@@ -7,13 +7,15 @@ Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; th
 - when both are multiplied by the same number, e.g. `exp(−ρ ω h)`: the target forgets.
 
 A path is a chain of such steps (Strang's splitting: half a step of drift, the noise, half a step of drift; two half
-steps in a row are taken as one, by the midpoint rule), which is of weak order two. The target is *exact* for the chain
-itself, however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
+steps in a row are taken as one), which is of weak order two. Drift alone is followed to order three, by Kutta's method:
+a force that turns with time moves many coordinates together, and a shift that is small against the deviation of each
+is not small against that of their mean. The target is *exact* for the chain itself, however coarse. ρ and the window
+over which (Z, Ω) is built up change only the target's variance.
 
 For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones no
 matrix is formed: to second order Z follows `Ż = −AᵀZ + Ω ∇(∇·f)`, A and ∇·f at the midpoint, which is a series of
 vector–Jacobian products; the divergence is estimated with one random probe (`E vᵀA v = tr A`). That step is known
-within it too (`Taylor`), so that branches cost no drift.
+within it too (`Taylor`), so that a branch costs no more than what the drift does to its own noise.
 """
 
 import math
@@ -54,9 +56,10 @@ class Taylor(NamedTuple):
     start: Weighted
     first: Weighted
     second: Weighted
+    third: Weighted
 
     def at(self, share) -> Weighted:
-        return jax.tree.map(lambda a, b, c: a + share * (b + share * c), *self)
+        return jax.tree.map(lambda a, b, c, d: a + share * (b + share * (c + share * d)), *self)
 
 
 class Pathwise(AbstractTarget):
@@ -111,7 +114,8 @@ class Pathwise(AbstractTarget):
         return jax.lax.stop_gradient(Draw(times, drawn.y[:, None], target[:, None], scale, None))
 
     def states(self, x, times, *, key):
-        return self.forward.states(x, times, key=key)
+        # Those of the targets, so that what is made of them has the same small errors.
+        return self.draw(x, times, key=key).y[:, 0]
 
     @property
     def window_steps(self) -> int:
@@ -120,7 +124,7 @@ class Pathwise(AbstractTarget):
     def tolerance(self, shape: tuple[int, ...]) -> float | None:
         """What `choose_steps` should keep to: where no Jacobian is formed, steps have to be good for the weight too,
         which sees derivatives of the drift, not for the path alone."""
-        return None if self._forms_jacobian(shape) else TOL / 4
+        return None if self._forms_jacobian(shape) else TOL / 2
 
     def default_pairs(self, shape: tuple[int, ...]) -> int:
         """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
@@ -151,10 +155,11 @@ class Pathwise(AbstractTarget):
         xi, _ = self._noise(branch_key, len(times), x)
 
         def branch(i, t, xi):
-            # All of the drift, then the noise: the order costs O(h²), once, which is that of the whole chain.
             passed, a = jax.tree.map(lambda leaf: leaf[i], chain), middles[i]
-            state = self._drift(passed, a, t) if exact else passed.at((t - a) / (middles[i + 1] - a))
-            return self._kick(state, grid[i], t, xi)
+            if exact:
+                middle = 0.5 * (grid[i] + t)
+                return self._drift(self._kick(self._drift(passed, a, middle), grid[i], t, xi), middle, t)
+            return self._kick(passed.at((t - a) / (middles[i + 1] - a)), grid[i], t, xi, aged=True)
 
         return jax.vmap(branch)(index, times, xi)
 
@@ -194,7 +199,9 @@ class Pathwise(AbstractTarget):
             return True
         return structure.rows <= MAX_EXACT if self.exact is None else self.exact
 
-    def _kick(self, state: Weighted, a, b, xi) -> Weighted:
+    def _kick(self, state: Weighted, a, b, xi, *, aged: bool = False) -> Weighted:
+        """Noise of the step from a to b. `aged`, it is as old as at the middle of the step: the drift has acted on it
+        for half of that, to first order. New at the end of a step, it would leave the variance `½h² A Q` too large."""
         h, shape = b - a, state.y.shape
         g = self.process.g(0.5 * (a + b)).astype(state.y.dtype)
         noise = jnp.sqrt(h) * self.process.diffuse(0.5 * (a + b), xi, shape)
@@ -205,15 +212,23 @@ class Pathwise(AbstractTarget):
             weight = structure.join(structure.matvec(inverse, structure.split(noise)))
         else:
             weight = noise / expand_noise(g, shape) ** 2
+        if aged:
+            drift = lambda y: self.process.f(y, b)  # noqa: E731
+            pull = jax.vjp(drift, state.y)[1]
+            noise = noise + 0.5 * h * jax.jvp(drift, (state.y,), (noise,))[1]
+            weight = weight - 0.5 * h * pull(weight)[0]
         kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
     def _drift(self, state: Weighted, a, b, probe=None) -> Weighted:
         y, Z, omega = state
-        h, middle = b - a, 0.5 * (a + b)
+        h, f = b - a, self.process.f
 
         def phi(y):
-            return y + h * self.process.f(y + 0.5 * h * self.process.f(y, a), middle)
+            first = f(y, a)
+            second = f(y + 0.5 * h * first, 0.5 * (a + b))
+            third = f(y + h * (2.0 * second - first), b)
+            return y + h / 6.0 * (first + 4.0 * second + third)
 
         structure = self.process.structure_for(y.shape)
         if isinstance(structure, Elementwise):
@@ -229,24 +244,35 @@ class Pathwise(AbstractTarget):
 
 
 def _taylor(f, state: Weighted, t, h, probe) -> Taylor:
-    """The drift of a step h without matrices: with `Z′ = −AᵀZ + Ω ∇(∇·f)` at the midpoint, `Z + φ₁(−hAᵀ) h Z′`, where
-    `φ₁(x) = (eˣ − 1)/x` is a short series. The whole step is good to O(h³), a share of it to O(h²)."""
+    """The drift of a step h without matrices. Kutta's method of order three gives the state at its end and middle, and
+    with the slope there a cubic for y, good to O(h⁴) at any share. With `Z′ = −AᵀZ + Ω ∇(∇·f)` at that middle, Z is
+    `Z + φ₁(−hAᵀ) h Z′`, where `φ₁(x) = (eˣ − 1)/x` is a short series: good to O(h³), at a share to O(h²)."""
     y, Z, omega = state
-    slope = f(y, t)
-    middle, at = y + 0.5 * h * slope, t + 0.5 * h
+    half = t + 0.5 * h
+    first = f(y, t)
+    second = f(y + 0.5 * h * first, half)
+    third = f(y + h * (2.0 * second - first), t + h)
+    middle = y + h / 24.0 * (5.0 * first + 8.0 * second - third)
 
     def change(y):
-        force, bend = jax.jvp(lambda y: f(y, at), (y,), (probe,))
-        return jnp.sum(omega * probe * bend - Z * force), force
+        slope, bend = jax.jvp(lambda y: f(y, half), (y,), (probe,))
+        return jnp.sum(omega * probe * bend - Z * slope), slope
 
-    rate, force = jax.grad(change, has_aux=True)(middle)
-    _, pull = jax.vjp(lambda y: f(y, at), middle)
+    rate, slope = jax.grad(change, has_aux=True)(middle)
+    pull = jax.vjp(lambda y: f(y, half), middle)[1]
     term, rest = h * rate, jnp.zeros_like(Z)
     for k in range(2, _ORDER + 1):
         term = -h / k * pull(term)[0]
         rest = rest + term
-    zero = jnp.zeros_like(omega)
-    return Taylor(state, Weighted(h * slope, h * rate, zero), Weighted(h * (force - slope), rest, zero))
+    moved = h / 6.0 * (first + 4.0 * second + third)
+    cubic = 4.0 * (moved - h * slope)  # so that the polynomial ends at `moved`, with this slope halfway
+    none, zero = jnp.zeros_like(Z), jnp.zeros_like(omega)
+    return Taylor(
+        state,
+        Weighted(h * first, h * rate, zero),
+        Weighted(moved - h * first - cubic, rest, zero),
+        Weighted(cubic, none, zero),
+    )
 
 
 def _per_state(value: Float[Array, " k"], like: Array) -> Array:
