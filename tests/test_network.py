@@ -118,6 +118,22 @@ def test_fourier_features_are_waves_of_the_standardized_state(clock):
     np.testing.assert_allclose(only_sine(jnp.array([0.9]), 0.3), only_sine(jnp.array([0.6]), 0.3), rtol=1e-4)
 
 
+@pytest.mark.parametrize("t", [0.01, 0.1, 1.0])
+def test_waves_fade_as_noise_smooths_them(x64, t):
+    """Of noise ε of the deviation γ(t), E[features(y + ε)] by quadrature; γ is that of `Score`."""
+    clock = Clock(ad.vp())
+    options = dict(fourier=(0.25, 1), mean=0.5, std=jnp.array([1.0, 1.7]))
+    plain, fading = small(clock, **options), small(clock, spread=1.3, **options)
+    y, gamma = jnp.array([0.4, -0.3]), Score(plain, clock, spread=1.3).gamma(t)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    mean = weights @ jax.vmap(lambda e: plain.features(y + gamma * e, t))(jnp.asarray(nodes)) / weights.sum()
+    np.testing.assert_allclose(fading.features(y, t), mean, atol=1e-9)
+    if t == 1.0:
+        assert np.max(np.abs(fading.features(y, t) - plain.features(y, t))) > 0.3
+    with pytest.raises(ValueError, match="spread"):
+        small(clock, fourier=(1,), spread=0.0)
+
+
 def test_time_features_resolve_early_times(clock):
     early = jnp.array([1e-3, 2e-3])
     raw, log, both = (jax.vmap(TimeFeatures(clock, kind))(early) for kind in ("raw", "log", "both"))

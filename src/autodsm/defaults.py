@@ -91,7 +91,7 @@ def default_network(
 ) -> Score:
     """An MLP, as a residual on the score of the prior or of the Gaussian of the marginals; `size`: width, depth, ….
 
-    With few coordinates it also sees waves of the state, and so learns sharp edges sooner.
+    With few coordinates it also sees waves of the state, and so learns sharp edges sooner. Towards a prior they fade.
     """
     clock, few = Clock(process), math.prod(shape) <= 4
     size = {"activation": "gelu", **size}
@@ -100,5 +100,5 @@ def default_network(
         net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), clock, marginals)
         return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
     prior_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
-    net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), **size)
+    net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), spread=spread, **size)
     return Score(net, clock, parameterization="residual", base=lambda y, t: prior_score(y), spread=spread)

@@ -47,7 +47,7 @@ def score_errors(process: Process, exact: ProductMixture, score, *, n: int, key)
 
 
 def trial(part: str, *, quick: bool, seed: int) -> dict:
-    steps, n, shown = (300, 2_000, 2_000) if quick else (15_000, 20_000, 40_000)
+    steps, n, shown = (300, 2_000, 2_000) if quick else (8_000, 20_000, 40_000)
     process, prior = logistic_langevin()
     exact = exact_checkerboard(process, TIMES, **(dict(cells=2000, steps=20) if quick else {}))
     fit_key, error_key, sample_key, data_key = jax.random.split(jax.random.key(seed), 4)

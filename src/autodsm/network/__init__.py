@@ -87,6 +87,12 @@ def non_smooth_activation(tree) -> str | None:
     return next(filter(None, [*found, *map(non_smooth_activation, children)]), None)
 
 
+def noise_received(clock: Clock, spread: float, t: ArrayLike) -> Array:
+    """`γ²(t)`: G at first, and no more than spread² at last."""
+    v = spread**2
+    return -v * jnp.expm1(-clock(t) / v)
+
+
 class TimeFeatures(eqx.Module):
     """A vector for one time. "raw" is `2t/t1 − 1`, "log" is x, `sin(ωx)`, `cos(ωx)`, ω = π/2 · (1, 2, 4, 8); "both".
 
@@ -163,27 +169,44 @@ class MLP(eqx.Module):
 
     `activation` is a name in `ACTIVATIONS`, `time` is "raw", "log" or "both" (see `TimeFeatures`). `mean` and `std`
     broadcast to `shape` and are frozen; each k in `fourier` adds `sin(πkz)` and `cos(πkz)`, `z = (y − mean)/std`.
+
+    With a `spread` the waves fade as noise of the deviation γ(t) in `Score` smooths them, by `exp(−½(πkγ/std)²)`: a
+    density that has lost its edges is not learned from features that have them.
     """
 
     inputs: _Inputs
     layers: list[_Linear]
     fourier: tuple[float, ...] = eqx.field(static=True)
     activation: str = eqx.field(static=True)
+    spread: float | None = eqx.field(static=True)
 
     def __init__(
         self, shape: Shape, clock: Clock, *, key: PRNGKey, width: int = 256, depth: int = 3, activation: str = "silu",
-        time: str = "both", fourier: Sequence[float | int] = (), mean: StateLike = 0.0, std: StateLike = 1.0,
+        time: str = "both", fourier: Sequence[float | int] = (), spread: float | int | None = None,
+        mean: StateLike = 0.0, std: StateLike = 1.0,
     ):  # fmt: skip
         self.inputs = _Inputs(shape, tuple(shape), clock, time, mean, std)
         self.fourier, self.activation = tuple(float(k) for k in fourier), activation
+        if spread is not None:
+            check_positive("spread", spread)
+        self.spread = None if spread is None else float(spread)
         d = math.prod(shape)
         self.layers = _layers(d * (1 + 2 * len(self.fourier)) + TIMES[time], width, depth, d, activation, key)
 
     def __call__(self, y: StateLike, t: ArrayLike) -> State:
+        return _apply(self.layers, self.features(y, t), self.activation).reshape(self.inputs.shape)
+
+    def features(self, y: StateLike, t: ArrayLike) -> Float[Array, " inputs"]:
+        """What the first layer sees: z, its waves, and the features of time."""
         z, times = self.inputs(y, t)
         z = jnp.ravel(z)
         waves = [wave(math.pi * k * z) for k in self.fourier for wave in (jnp.sin, jnp.cos)]
-        return _apply(self.layers, jnp.concatenate([z, *waves, times]), self.activation).reshape(self.inputs.shape)
+        if self.spread is not None and waves:
+            std = jnp.ravel(self.inputs.standard.value[1])
+            received = noise_received(self.inputs.features.clock.value, self.spread, t) / std**2
+            heights = [jnp.exp(-0.5 * (math.pi * k) ** 2 * received).astype(z.dtype) for k in self.fourier]
+            waves = [heights[i // 2] * wave for i, wave in enumerate(waves)]
+        return jnp.concatenate([z, *waves, times])
 
 
 class Equivariant(eqx.Module):
@@ -272,8 +295,7 @@ class Score(eqx.Module):
 
     def gamma(self, t) -> Array:
         """`γ(t)`, the scale of the noise."""
-        v = self.spread**2
-        square = -v * jnp.expm1(-self.clock.value(t) / v)
+        square = noise_received(self.clock.value, self.spread, t)
         return jnp.sqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))  # no 0/0 at t = 0
 
     def __call__(self, y: StateLike, t: ArrayLike) -> State:
