@@ -180,8 +180,7 @@ class DSM(AbstractObjective):
         if isinstance(target, Untabulated):
             target = target.build(y0, shape, key=keys[0])
         if "steps" in self.open:
-            tol = target.tolerance(shape) if isinstance(target, Pathwise) else None
-            target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1], tol=tol))
+            target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1]))
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))
@@ -263,8 +262,8 @@ def PathwiseDSM(
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
     target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
     states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
-    In its differential form, that of large coupled states, the target has an error of second order in the steps;
-    `prepare` takes some more there, which leaves half a percent of `E[ŝ·(y − m)] = −d` for five repelling particles.
+    In its differential form, that of large coupled states, the target has an error of second order in the steps: half
+    a percent of `E[ŝ·(y − m)] = −d` for five repelling particles, with the steps that `prepare` takes.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting

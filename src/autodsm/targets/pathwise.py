@@ -35,7 +35,7 @@ from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
 from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
-from .paths import TOL, Paths
+from .paths import Paths
 
 MAX_EXACT = 8
 """Largest number of coupled coordinates for which Jacobians are formed, unless asked for by `exact=True`."""
@@ -120,11 +120,6 @@ class Pathwise(AbstractTarget):
     @property
     def window_steps(self) -> int:
         return max(4, math.ceil(self.share * self.forward.steps))
-
-    def tolerance(self, shape: tuple[int, ...]) -> float | None:
-        """What `choose_steps` should keep to: where no Jacobian is formed, steps have to be good for the weight too,
-        which sees derivatives of the drift, not for the path alone."""
-        return None if self._forms_jacobian(shape) else TOL / 2
 
     def default_pairs(self, shape: tuple[int, ...]) -> int:
         """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
