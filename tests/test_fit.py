@@ -391,6 +391,21 @@ def test_the_gain_of_a_frame(x64):
     np.testing.assert_allclose(gained(y, t), -z / 2.0 + gain * z / network.gamma(t), rtol=1e-12)
 
 
+def test_waves_of_the_default_network_fade_where_noise_smooths_everything():
+    prior = dist.Normal(0.0, 1.0)
+
+    def spreads(process, shape, prior):
+        marginals = Marginals(jnp.zeros((POINTS, *shape)), jnp.full((POINTS, *shape), 1.5), 1.0)
+        found = default_network(process, shape, marginals, prior, key=jax.random.key(0), width=8, depth=1)
+        net = found.net if prior is not None else found.net.net
+        assert net.fourier
+        return net.spread, found.spread
+
+    assert spreads(ad.vp(), (2,), prior) == (1.5, 1.5)
+    assert spreads(ad.vp(), (2,), None) == (None, 1.5)
+    assert spreads(ad.cld(), (2, 1), prior) == (None, 1.5)  # noise in the velocity alone: positions keep their edges
+
+
 def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):
     """What `prepare` chooses for it is what training is planned with."""
     system = ad.systems.particles()

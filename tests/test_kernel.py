@@ -98,6 +98,19 @@ def test_random_time_dependent_linear_system(x64):
         assert_moments(found(y, s, t), reference.linear_moments(matrix, offset, noise, y, s, t))
 
 
+@pytest.mark.parametrize(("enable", "rtol"), [(True, 1e-9), (False, 1e-5)])
+def test_a_matrix_that_changes_sign_within_a_step(enable, rtol):
+    """Nowhere large, but far from constant: powers of time about the start of a step are larger than the matrix."""
+    process = ad.Process(lambda y, t: 2.3 * (t - 4.0) * y, 1.0, 8.0, structure="dense")
+    exact = reference.linear_moments(
+        lambda t: np.array([[2.3 * (t - 4.0)]]), lambda t: 0.0, lambda t: np.eye(1), [0.7], 3.5, 4.5
+    )
+    with jax.enable_x64(enable):
+        assert_moments(
+            jitted(process)(np.array([0.7], np.float64 if enable else np.float32), 3.5, 4.5), exact, rtol=rtol
+        )
+
+
 def test_expand_s_is_exact_for_constant_matrix_and_varying_noise(x64):
     a = np.array([[0.0, 1.0], [-2.0, -0.3]])  # and b linear in time
     process = ad.linear(a, lambda t: jnp.stack([0.2 * t, 1 + t**2]), offset=lambda t: jnp.array([1.0, 2.0]) * t, t1=2.0)

@@ -22,7 +22,7 @@ from .clock import Clock
 from .marginals import Marginals
 from .network import MLP, TIMES, Frozen, Score, TimeFeatures
 from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
-from .process import Process, check_invertible
+from .process import Process, check_invertible, is_invertible
 from .schedule import FromZero
 from .structure import Elementwise
 
@@ -91,7 +91,8 @@ def default_network(
 ) -> Score:
     """An MLP, as a residual on the score of the prior or of the Gaussian of the marginals; `size`: width, depth, ….
 
-    With few coordinates it also sees waves of the state, and so learns sharp edges sooner. Towards a prior they fade.
+    With few coordinates it also sees waves of the state, and so learns sharp edges sooner. Towards a prior they fade,
+    if noise enters all coordinates and so smooths all edges.
     """
     clock, few = Clock(process), math.prod(shape) <= 4
     size = {"activation": "gelu", **size}
@@ -100,5 +101,6 @@ def default_network(
         net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), clock, marginals)
         return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
     prior_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
-    net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), spread=spread, **size)
+    fading = spread if is_invertible(process, shape, 0.5 * process.t1) else None
+    net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), spread=fading, **size)
     return Score(net, clock, parameterization="residual", base=lambda y, t: prior_score(y), spread=spread)

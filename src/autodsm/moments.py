@@ -52,6 +52,7 @@ class _Rule(NamedTuple):
 
 _SCALAR_RULE, _MATRIX_RULE = _Rule.of(8), _Rule.of(4)
 _SCALAR_REACH, _MATRIX_REACH = 2.0, 1.0  # largest ‖δA‖ of a step
+_VARYING = 4.0  # how much more a power of time in A counts: its series converges as that of e^{x²/2}, not of eˣ
 
 
 class AffineMoments(NamedTuple):
@@ -92,6 +93,9 @@ def affine_moments(process: Process, affine: Affine, s: Array, t: Array) -> Affi
         if affine.constant_matrix:
             A = A[:1]
         else:
+            if not scalar:
+                first, *others = jax.vmap(structure.norm)(_polynomial(A))
+                size = width * (first + _VARYING * sum(others))
             rough = jnp.maximum(rough, jnp.minimum(size, 1.0) * _roughness(rule, A, jnp.max(jnp.abs(A))))
         solve = _quadrature if scalar else _series
         moments = solve(structure, width * A, width * b, width * Q)
@@ -162,20 +166,22 @@ def _quadrature(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> A
     )
 
 
+def _polynomial(values: Array) -> Array:
+    """Coefficients of powers of time, from 0 to 1 over a step, of matrices known at the nodes or constant."""
+    if len(values) == 1:
+        return values
+    return jnp.tensordot(jnp.asarray(_MATRIX_RULE.to_monomials, values.dtype), values, 1)
+
+
 def _series(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> AffineMoments:
     """`Φ' = AΦ`, `u' = Au + b`, `P' = AP + PAᵀ + Q` on [0, 1] for interpolated A, b, Q, by power series."""
-    terms = 22 if A.dtype == jnp.float64 else 14  # P varies as e^{2δA}: 2ⁿ/n! of the next is below rounding
-
-    def polynomial(values):
-        if len(values) == 1:
-            return values
-        return jnp.tensordot(jnp.asarray(_MATRIX_RULE.to_monomials, values.dtype), values, 1)
+    terms = 22 if A.dtype == jnp.float64 else 14  # P varies as e^{2δA}: within reach, 2ⁿ/n! of the next is rounding
 
     def padded(coefficients):
         missing = jnp.zeros((terms - len(coefficients), *coefficients.shape[1:]), A.dtype)
         return jnp.concatenate([coefficients, missing])
 
-    A = polynomial(A)
+    A = _polynomial(A)
     matmul, matvec = jax.vmap(structure.matmul), jax.vmap(structure.matvec)
 
     def term(carry, inputs):
@@ -192,7 +198,7 @@ def _series(structure: AbstractStructure, A: Array, b: Array, Q: Array) -> Affin
 
     first = AffineMoments(structure.identity(A.dtype), jnp.zeros_like(b[0]), jnp.zeros_like(Q[0]))
     window = jax.tree.map(lambda x: jnp.zeros((len(A), *x.shape), A.dtype).at[0].set(x), first)
-    inputs = (jnp.arange(1, terms + 1, dtype=A.dtype), padded(polynomial(b)), padded(polynomial(Q)))
+    inputs = (jnp.arange(1, terms + 1, dtype=A.dtype), padded(_polynomial(b)), padded(_polynomial(Q)))
     return jax.lax.scan(term, (window, first), inputs)[0][1]
 
 

@@ -87,7 +87,7 @@ def non_smooth_activation(tree) -> str | None:
     return next(filter(None, [*found, *map(non_smooth_activation, children)]), None)
 
 
-def noise_received(clock: Clock, spread: float, t: ArrayLike) -> Array:
+def gamma_squared(clock: Clock, spread: float, t: ArrayLike) -> Array:
     """`γ²(t)`: G at first, and no more than spread² at last."""
     v = spread**2
     return -v * jnp.expm1(-clock(t) / v)
@@ -203,7 +203,7 @@ class MLP(eqx.Module):
         waves = [wave(math.pi * k * z) for k in self.fourier for wave in (jnp.sin, jnp.cos)]
         if self.spread is not None and waves:
             std = jnp.ravel(self.inputs.standard.value[1])
-            received = noise_received(self.inputs.features.clock.value, self.spread, t) / std**2
+            received = gamma_squared(self.inputs.features.clock.value, self.spread, t) / std**2
             heights = [jnp.exp(-0.5 * (math.pi * k) ** 2 * received).astype(z.dtype) for k in self.fourier]
             waves = [heights[i // 2] * wave for i, wave in enumerate(waves)]
         return jnp.concatenate([z, *waves, times])
@@ -295,7 +295,7 @@ class Score(eqx.Module):
 
     def gamma(self, t) -> Array:
         """`γ(t)`, the scale of the noise."""
-        square = noise_received(self.clock.value, self.spread, t)
+        square = gamma_squared(self.clock.value, self.spread, t)
         return jnp.sqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))  # no 0/0 at t = 0
 
     def __call__(self, y: StateLike, t: ArrayLike) -> State:

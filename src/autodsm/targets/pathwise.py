@@ -9,8 +9,8 @@ Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; th
 A path is a chain of such steps (Strang's splitting: half a step of drift, the noise, half a step of drift; two half
 steps in a row are taken as one), which is of weak order two. Drift alone is followed to order three, by Kutta's method:
 a force that turns with time moves many coordinates together, and a shift that is small against the deviation of each
-is not small against that of their mean. The target is *exact* for the chain itself, however coarse. ρ and the window
-over which (Z, Ω) is built up change only the target's variance.
+is not small against that of their mean. With Gaussian noise and Jacobians the target is *exact* for the chain itself,
+however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
 
 For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones no
 matrix is formed: to second order Z follows `Ż = −AᵀZ + Ω ∇(∇·f)`, A and ∇·f at the midpoint, which is a series of
@@ -114,8 +114,9 @@ class Pathwise(AbstractTarget):
         return jax.lax.stop_gradient(Draw(times, drawn.y[:, None], target[:, None], scale, None))
 
     def states(self, x, times, *, key):
-        # Those of the targets, so that what is made of them has the same small errors.
-        return self.draw(x, times, key=key).y[:, 0]
+        if self.schedule is not None:
+            return self.forward.states(x, times, key=key)
+        return self.draw(x, times, key=key).y[:, 0]  # those of the targets: what is made of them has the same errors
 
     @property
     def window_steps(self) -> int:
@@ -195,8 +196,8 @@ class Pathwise(AbstractTarget):
         return structure.rows <= MAX_EXACT if self.exact is None else self.exact
 
     def _kick(self, state: Weighted, a, b, xi, *, aged: bool = False) -> Weighted:
-        """Noise of the step from a to b. `aged`, it is as old as at the middle of the step: the drift has acted on it
-        for half of that, to first order. New at the end of a step, it would leave the variance `½h² A Q` too large."""
+        """Noise of the step from a to b. `aged`, it came at the middle of the step: the drift has acted on it for the
+        half of it. New at the end, it would leave the variance `−½h² (AQ + QAᵀ)` off: too large in a contraction."""
         h, shape = b - a, state.y.shape
         g = self.process.g(0.5 * (a + b)).astype(state.y.dtype)
         noise = jnp.sqrt(h) * self.process.diffuse(0.5 * (a + b), xi, shape)
@@ -208,10 +209,10 @@ class Pathwise(AbstractTarget):
         else:
             weight = noise / expand_noise(g, shape) ** 2
         if aged:
-            drift = lambda y: self.process.f(y, b)  # noqa: E731
-            pull = jax.vjp(drift, state.y)[1]
-            noise = noise + 0.5 * h * jax.jvp(drift, (state.y,), (noise,))[1]
-            weight = weight - 0.5 * h * pull(weight)[0]
+            push = jax.jvp(lambda y: self.process.f(y, b), (state.y,), (noise,))[1]
+            pull = jax.vjp(lambda y: self.process.f(y, b), state.y)[1]
+            # To first order both, one the inverse of the other: what bends the noise would have to bend the weight too.
+            noise, weight = noise + 0.5 * h * push, weight - 0.5 * h * pull(weight)[0]
         kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
