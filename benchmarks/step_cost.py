@@ -72,9 +72,6 @@ class VP:
 
     evaluations, pairs_per_path = 1, 1
 
-    def singly(self, draws: VPDraw) -> VPDraw:
-        return draws
-
     def at(self, score, draw: VPDraw) -> Array:
         return 0.5 * jnp.mean((draw.sigma * (score(draw.y, draw.t) - draw.target)) ** 2)
 

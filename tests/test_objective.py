@@ -166,30 +166,6 @@ def test_coordinates_without_noise_are_not_trained():
         assert grad[1] != 0
 
 
-@pytest.mark.parametrize("weighting", ["perceptual", "score", "likelihood"])
-def test_pairs_one_by_one_have_the_same_loss(weighting):
-    """And the same gradient; draws with one evaluation, and those with a control variate, stay as they are."""
-    prior = dist.Normal(0.0, 1.0) if weighting == "likelihood" else None
-    objective = ad.LocalDSM(COUPLED, 0.1, weighting=weighting, prior=prior, steps=16, pairs_per_path=3)
-    draws = jax.vmap(lambda x, k: objective.draws(x, key=k))(data(KEY, 8), jax.random.split(KEY, 8))
-    draws = jax.tree.map(lambda leaf: leaf.reshape(24, *leaf.shape[2:]), draws)
-
-    @eqx.filter_jit
-    @eqx.filter_value_and_grad
-    def loss(net, draws):
-        return jnp.mean(jax.vmap(lambda draw: objective.at(net, draw))(draws))
-
-    net = Fixed(jnp.array([0.8, 0.5]))
-    single = objective.singly(draws)
-    assert single[0].y.shape == (48, 1, 2)
-    (value, grad), (want, want_grad) = loss(net, single), loss(net, draws)
-    np.testing.assert_allclose(value, want, rtol=1e-5)
-    np.testing.assert_allclose(grad.theta, want_grad.theta, rtol=1e-4)
-    assert objective.singly(single) is single
-    controlled = ad.objective.replace(objective, control=True)
-    assert controlled.singly(draws) is draws
-
-
 def test_antithetic_pairs_and_controls_lower_the_variance():
     spread = {}
     for reduction in ("none", "control", "antithetic"):

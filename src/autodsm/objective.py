@@ -60,10 +60,6 @@ class AbstractObjective(eqx.Module):
     def at(self, score, draw) -> Float[Array, ""]:
         """The loss at one draw."""
 
-    def singly(self, draws):
-        """Many draws, along a leading axis, with one evaluation of the network in each: their mean loss is the same."""
-        return draws
-
     @property
     @abc.abstractmethod
     def evaluations(self) -> int:
@@ -145,17 +141,6 @@ class DSM(AbstractObjective):
             return draw, jnp.zeros(k, x.dtype)
         end = self.target.states(x, jnp.asarray([self.process.t1], x.dtype), key=end_key)[0]
         return draw, jnp.full(k, -jnp.sum(self.prior.log_prob(end)))
-
-    def singly(self, draws):
-        (draw, constant), pair = draws, draws[0].y.shape[1]
-        if pair == 1 or self.control:
-            return draws
-        t, scale, anchor, constant = (
-            jax.tree.map(lambda x: jnp.repeat(x, pair, axis=0), each)
-            for each in (draw.t, draw.scale, draw.anchor, constant)
-        )
-        y, target = (x.reshape(-1, 1, *x.shape[2:]) for x in (draw.y, draw.score))
-        return Draw(t, y, target, scale, anchor), constant
 
     def at(self, score, draw):
         draw, constant = draw

@@ -110,12 +110,10 @@ def is_traceable(y0) -> bool:
 def make_step(objective: AbstractObjective, network, optimizer, plan: Plan) -> Callable:
     """`(state, draws) -> (state, (loss, gradient norm))`, one optimizer step."""
     _, static = eqx.partition(network, trainable(network))
-    # One batch of both halves of each pair is faster for products of matrices, two of half the size for convolutions.
-    singly = (lambda draws: draws) if _convolves(network) else objective.singly
 
     def loss(params, draws):
         score = eqx.combine(params, static)
-        return jnp.mean(jax.vmap(lambda draw: objective.at(score, draw))(singly(draws)))
+        return jnp.mean(jax.vmap(lambda draw: objective.at(score, draw))(draws))
 
     def step(state: TrainState, draws):
         value, grads = jax.value_and_grad(loss)(state.params, draws)
@@ -158,15 +156,13 @@ def make_round(objective: AbstractObjective, network, optimizer, plan: Plan) -> 
         losses, norms, finite = map(np.array, zip(*told, strict=True))
         return state, losses, norms, finite.all()
 
-    return run_apart if _convolves(network) else run
+    return run_apart if jax.default_backend() == "cpu" and _convolves(network) else run
 
 
 def _convolves(network) -> bool:
-    """Whether, on a CPU, it has weights with the four axes of a convolution's kernel: their gradients are eight times
-    as slow inside a compiled loop as outside (XLA of jaxlib 0.10; an 8×8 U-Net: 340 against 44 ms a step)."""
-    return jax.default_backend() == "cpu" and any(
-        np.ndim(leaf) >= 4 for leaf in jax.tree.leaves(eqx.filter(network, trainable(network)))
-    )
+    """Whether it has weights with the four axes of a convolution's kernel: gradients of those are eight times as slow
+    inside a compiled loop as outside, on CPUs (XLA of jaxlib 0.10; an 8×8 U-Net: 340 against 44 ms a step)."""
+    return any(np.ndim(leaf) >= 4 for leaf in jax.tree.leaves(eqx.filter(network, trainable(network))))
 
 
 def _finite(state: TrainState) -> Array:
