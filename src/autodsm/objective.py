@@ -262,8 +262,8 @@ def PathwiseDSM(
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
     target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
     states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
-    In its differential form, that of large coupled states, the target has an error of second order in the steps: half
-    a percent of `E[ŝ·(y − m)] = −d` for five repelling particles, with the steps that `prepare` takes.
+    In its differential form, that of large coupled states, the target has an error of second order in the steps: less
+    than a percent of `E[ŝ·(y − m)] = −d` for five repelling particles, with the steps that `prepare` takes.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting
