@@ -53,9 +53,9 @@ class Paths(AbstractForward):
         self.grid = jnp.asarray(time_grid(process, steps), float)
 
     @classmethod
-    def for_process(cls, process: Process, y0, *, key: PRNGKey, tol: float | None = None, n: int = 256) -> "Paths":
+    def for_process(cls, process: Process, y0, *, key: PRNGKey) -> "Paths":
         """As few steps as `choose_steps` finds for paths from `y0`."""
-        return cls(process, choose_steps(process, y0, key=key, tol=tol, n=n))
+        return cls(process, choose_steps(process, y0, key=key))
 
     @property
     def steps(self) -> int:

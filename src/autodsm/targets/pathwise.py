@@ -221,10 +221,7 @@ class Pathwise(AbstractTarget):
         h, f = b - a, self.process.f
 
         def phi(y):
-            first = f(y, a)
-            second = f(y + 0.5 * h * first, 0.5 * (a + b))
-            third = f(y + h * (2.0 * second - first), b)
-            return y + h / 6.0 * (first + 4.0 * second + third)
+            return y + _kutta(f, y, a, h)[-1]
 
         structure = self.process.structure_for(y.shape)
         if isinstance(structure, Elementwise):
@@ -239,15 +236,21 @@ class Pathwise(AbstractTarget):
         return _taylor(self.process.f, state, a, h, probe).at(1.0)
 
 
+def _kutta(f, y: State, t, h) -> tuple[State, State, State, State]:
+    """Kutta's method of order three: the drift at the start, middle and end of a step h, and how far y moves in it."""
+    first = f(y, t)
+    second = f(y + 0.5 * h * first, t + 0.5 * h)
+    third = f(y + h * (2.0 * second - first), t + h)
+    return first, second, third, h / 6.0 * (first + 4.0 * second + third)
+
+
 def _taylor(f, state: Weighted, t, h, probe) -> Taylor:
     """The drift of a step h without matrices. Kutta's method of order three gives the state at its end and middle, and
     with the slope there a cubic for y, good to O(h⁴) at any share. With `Z′ = −AᵀZ + Ω ∇(∇·f)` at that middle, Z is
     `Z + φ₁(−hAᵀ) h Z′`, where `φ₁(x) = (eˣ − 1)/x` is a short series: good to O(h³), at a share to O(h²)."""
     y, Z, omega = state
     half = t + 0.5 * h
-    first = f(y, t)
-    second = f(y + 0.5 * h * first, half)
-    third = f(y + h * (2.0 * second - first), t + h)
+    first, second, third, moved = _kutta(f, y, t, h)
     middle = y + h / 24.0 * (5.0 * first + 8.0 * second - third)
 
     def change(y):
@@ -260,7 +263,6 @@ def _taylor(f, state: Weighted, t, h, probe) -> Taylor:
     for k in range(2, _ORDER + 1):
         term = -h / k * pull(term)[0]
         rest = rest + term
-    moved = h / 6.0 * (first + 4.0 * second + third)
     cubic = 4.0 * (moved - h * slope)  # so that the polynomial ends at `moved`, with this slope halfway
     none, zero = jnp.zeros_like(Z), jnp.zeros_like(omega)
     return Taylor(
