@@ -174,6 +174,16 @@ def test_states_follow_a_moving_trap(n, x64, monkeypatch):
     np.testing.assert_allclose(variance, [e.fluctuation for e in exact], rtol=6e-3)
 
 
+def test_paths_follow_a_moving_trap(x64):
+    """As above, for paths without a weight: their mean is behind by a hundredth of the deviation of a particle, √½."""
+    process, y0, shape = ad.systems.harmonic_particles(50)
+    still = Paths(ad.Process(process.f, 1e-9, process.t1), choose_steps(process, y0, key=jax.random.key(0)))
+    times = jnp.linspace(0.35, 4.9, 64)
+    means = still.states(jnp.broadcast_to(jnp.array([2.0, 0.0]), shape), times, key=jax.random.key(1))[:, 0]
+    exact = np.stack([ad.reference.harmonic_particles(float(t)).mean for t in times])
+    assert np.linalg.norm(means - exact, axis=1).max() < 0.01 * np.sqrt(0.5)
+
+
 def test_steps_chosen_for_the_differential_form_leave_a_percent():
     """Five repelling particles, ten coordinates: `E[ŝ·(y − m)]/d = −1`, averaged over the steps of a path."""
     system, n = ad.systems.particles(), 8192

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import lineax
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from ._types import PRNGKey, State, StateLike
@@ -46,7 +46,7 @@ from .structure import Dense, expand_noise, noise_kind
 _DRAW_AT_ONCE = 256  # random numbers drawn together, for one path: enough to be cheap, few enough for 10⁶ paths
 
 
-def four_point(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
+def four_point(key: PRNGKey, shape: tuple[int, ...], dtype: DTypeLike = float) -> Array:
     """Random numbers with the first five moments of N(0,1), eight from each random word."""
     n = int(np.prod(shape))
     words = jax.random.bits(key, (-(-n // 8),), jnp.uint32)
@@ -57,7 +57,7 @@ def four_point(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
     return jnp.where((bits & 8) == 0, size, -size).reshape(-1)[:n].reshape(shape)
 
 
-def signs(key: PRNGKey, shape: tuple[int, ...], dtype=float) -> Array:
+def signs(key: PRNGKey, shape: tuple[int, ...], dtype: DTypeLike = float) -> Array:
     """Random signs ±1, 32 from each random word."""
     n = int(np.prod(shape))
     words = jax.random.bits(key, (-(-n // 32),), jnp.uint32)
