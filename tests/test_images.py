@@ -23,7 +23,7 @@ def test_sizes_of_the_networks(monkeypatch):
     monkeypatch.setitem(SCALES, "paper", SCALES["paper"]._replace(images=lambda split: FakeCifar()))
     monkeypatch.setitem(SCALES, "small", SCALES["small"]._replace(images=lambda split: FakeCifar()))
     found = {name: parameters(Setting.make(scale_of(name, quick=False), "mixture")) for name in SCALES}
-    assert found == {"digits": 176_849, "small": 1_541_547, "paper": 35_746_307}
+    assert found == {"digits": 176_849, "longer": 176_849, "small": 1_541_547, "paper": 35_746_307}
     large = parameters(Setting.make(SCALES["paper"], "mixture"), **SCALES["paper"].for_samples)
     assert large == 180_496_163
 
@@ -84,7 +84,7 @@ def test_missing_images_are_named_before_anything_is_written(monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cifar10-bpd", "--scale", "large"], "Choose one of: digits, paper, small"),
+        (["cifar10-bpd", "--scale", "large"], "Choose one of: digits, longer, paper, small"),
         (["demo", "--scale", "small"], "one scale"),
     ],
 )

@@ -39,7 +39,7 @@ class Reproduce:
     seed: int = 0
     """The first of them."""
     scale: str | None = None
-    """Of experiments on images: "digits" (default), "small" or "paper"."""
+    """Of experiments on images: "digits" (default), "longer", "small" or "paper"."""
     out: Path | None = None
     """Folder to write; it must not exist. By default runs/NAME, or the first free of runs/NAME-2, …"""
 

@@ -1,8 +1,9 @@
-"""What the experiments on images share: data and networks at three scales, priors, objectives, and training.
+"""What the experiments on images share: data and networks at four scales, priors, objectives, and training.
 
 | scale  | images                 | network                                   |
 |--------|------------------------|-------------------------------------------|
 | digits | 8×8 digits, 17 levels  | U-Net of 0.18 million parameters          |
+| longer | the same               | the same, trained four times as long      |
 | small  | CIFAR-10               | U-Net of 1.5 million                      |
 | paper  | CIFAR-10               | Ho et al.'s of 36 million; 180 for samples |
 
@@ -84,12 +85,14 @@ class Scale(NamedTuple):
     """What is different in the network that images are drawn from."""
 
 
+_DIGITS = Scale(
+    images=data.digits,
+    network=dict(channels=16, levels=(1, 2), blocks=1, attention=(4,), dropout=0.0),
+    batch=64, steps=1_500, learning_rate=2e-3, ema=0.999, examples=360, draws=64, samples=64,
+)  # fmt: skip
 SCALES = {
-    "digits": Scale(
-        images=data.digits,
-        network=dict(channels=16, levels=(1, 2), blocks=1, attention=(4,), dropout=0.0),
-        batch=64, steps=1_500, learning_rate=2e-3, ema=0.999, examples=360, draws=64, samples=64,
-    ),
+    "digits": _DIGITS,
+    "longer": _DIGITS._replace(steps=6_000),
     "small": Scale(
         images=data.cifar10,
         network=dict(channels=24, levels=(1, 2, 4), blocks=1, attention=(8,), dropout=0.0),
@@ -102,11 +105,13 @@ SCALES = {
         for_samples=dict(channels=160, levels=(1, 2, 3, 4), blocks=3, attention=(16, 8), style="improved"),
     ),
 }  # fmt: skip
+_FEW_DIGITS: dict[str, Any] = dict(
+    network=dict(channels=8, levels=(1,), blocks=1, attention=(), dropout=0.0),
+    batch=32, steps=48, examples=24, draws=16, samples=16,
+)  # fmt: skip
 _FIRST_STEPS = {
-    "digits": dict(
-        network=dict(channels=8, levels=(1,), blocks=1, attention=(), dropout=0.0),
-        batch=32, steps=48, examples=24, draws=16, samples=16,
-    ),
+    "digits": _FEW_DIGITS,
+    "longer": _FEW_DIGITS,
     "small": dict(steps=4, examples=2, draws=4, samples=1),
     "paper": dict(batch=4, steps=2, examples=2, draws=2, samples=1),
 }  # fmt: skip
