@@ -2,11 +2,14 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from autodsm import cli
+from autodsm.data import checkerboard
 from autodsm.experiments import EXPERIMENTS
+from autodsm.experiments.checkerboard import off_squares
 from autodsm.experiments.gradient_variance import LAMBDAS, REFERENCE, Gradient, same_mean
 
 
@@ -68,6 +71,14 @@ def test_lambda_sweep(numbers):
         assert abs(gap[name]["value"]) < 4.5 * gap[name]["stderr"] + 0.01
         assert gap[name]["stderr"] < 0.15
     assert gap["ISM"]["stderr"] < 0.05
+
+
+def test_samples_off_the_squares():
+    on = np.asarray(checkerboard(jax.random.key(0), 4000))
+    assert off_squares(on) == 0.0
+    assert off_squares(on + np.array([1.0, 0.0])) == 1.0
+    assert off_squares(np.concatenate([on, on + np.array([4.0, 0.0])])) == 0.5  # outside of the board
+    assert np.isnan(off_squares(np.zeros((0, 2))))
 
 
 def test_checkerboard_compares_with_the_exact_score(numbers):

@@ -13,10 +13,16 @@ matplotlib.rcParams.update(
 _STYLES = ("-", "--", ":", "-.")
 
 
-def panels(n: int, *, width: float = 3.2, height: float = 2.8, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    """A row of n axes."""
-    figure = Figure(figsize=(width * n, height), layout="constrained")
-    return figure, list(np.ravel(figure.subplots(1, n, sharey=share_y, squeeze=False)))
+def panels(
+    n: int, *, width: float = 3.2, height: float = 2.8, rows: int = 1, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """n axes, in a row or several."""
+    columns = -(-n // rows)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = list(np.ravel(figure.subplots(rows, columns, sharey=share_y, squeeze=False)))
+    for axis in axes[n:]:
+        axis.remove()
+    return figure, axes[:n]
 
 
 def densities(
@@ -154,7 +160,7 @@ def over_time(
 ) -> Figure:
     """A panel for each quantity; in it each method's value over t with a band of that many standard errors. What is
     called "exact" or "noise floor" is black. `log`: all quantities on a logarithmic scale, or those named."""
-    figure, axes = panels(len(quantities), width=3.6, height=3.1)
+    figure, axes = panels(len(quantities), width=3.6, height=3.1, rows=1 if len(quantities) < 4 else 2)
     handles: dict = {}
     for axis, (quantity, methods) in zip(axes, quantities.items(), strict=True):
         for j, (name, (value, stderr)) in enumerate(methods.items()):

@@ -18,6 +18,8 @@ from . import (
     particles,
     swimmer,
 )
+from .experiment import AGREES as AGREES
+from .experiment import DIFFERS as DIFFERS
 from .experiment import Experiment as Experiment
 from .experiment import Grid as Grid
 

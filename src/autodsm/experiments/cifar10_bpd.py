@@ -5,7 +5,11 @@ variance reduction, weighted as in the bound or perceptually; "antithetic" has p
 exact kernel. β rises from 0.1 to 10. Bits are by ISM's bound with one Hutchinson probe, and by local-DSM's with
 λ = 0.001; both reach down to the data, from δ = 0.001 on by the score, before by a Gaussian decoder. Errors are over
 held-out images, and say nothing of what another seed of a training would give; differences are between models on the
-same images and paths.
+same images and paths. To code all levels alike takes log₂ 17 = 4.09 bits for digits, and 8 for CIFAR-10.
+
+This is not quite the paper's recipe: networks are residuals on the score of the prior, where the paper's predict noise,
+and states come from the tabulated kernel, where the paper simulates them. All objectives have the same network, rate
+and number of evaluations in a step; ISM takes half as many steps, which is about equal time.
 """
 
 from pathlib import Path
@@ -16,7 +20,7 @@ from matplotlib.figure import Figure
 
 from .. import plot
 from ..estimate import estimate
-from .experiment import Experiment, Grid, Trials, written
+from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
 from .images import PRIORS, SCALES, Setting, about, check_data, scale_of, told
 
 METHODS = (
@@ -92,16 +96,26 @@ def report(numbers: dict) -> list[str | Grid]:
                 each["prior"],
                 each["method"],
                 f"{each['steps']:.0f}",
+                f"{each['steps'] * each['batch']:,.0f}",
                 f"{each['seconds'] / 60:.1f}",
                 *(written(bits[name]["value"], bits[name]["stderr"]) for name in BOUNDS),
                 "" if less is None or each["method"].startswith("ISM") else written(less["value"], less["stderr"]),
             ]
         )
-    columns = ["prior", "objective", "steps", "minutes", "ISM bpd", "local-DSM bpd", "below the model trained by ISM"]
+    columns = [
+        "prior",
+        "objective",
+        "steps",
+        "images seen",
+        "minutes",
+        "ISM bpd",
+        "local-DSM bpd",
+        "below the model trained by ISM",
+    ]
     first = next(iter(numbers["models"].values()))
     title = f"Bits per dimension of {numbers['images']} held-out images (bounds: less is better). {told(first)}"
     grid = Grid(title, columns, rows)
-    said, above, mended = [], [], []
+    said = []
     for prior in PRIORS:
         models = {m["method"]: m for m in numbers["models"].values() if m["prior"] == prior}
         if "ISM, ELBO" not in models:
@@ -114,20 +128,25 @@ def report(numbers: dict) -> list[str | Grid]:
             f"{prior}: best is {best}. By more than three standard errors below the model trained by ISM: "
             f"{'; '.join(clear) or 'none'}. Above: {'; '.join(worse) or 'none'}."
         )
-        if "local-DSM, ELBO" in worse:
-            above.append(prior)
-            mended += [prior] if "antithetic local-DSM, ELBO" in clear else []
-    if above:
-        below = f", and with them local-DSM is below ISM (prior: {', '.join(mended)})" if mended else ""
-        said.append(
-            f"**Differs from the paper**, whose local-DSM is below ISM: here it is above (prior: {', '.join(above)}). "
-            "Its expected gradient is that of ISM, but the gradient of a batch is mostly noise (`python "
-            "benchmarks/image_noise.py`), and these trainings are short. Pairs of opposite noise take most of it "
-            f"away{below}."
-        )
+        said += _verdict(prior, models, clear, worse)
     theirs = "; ".join(f"{m} {PAPER[m][0]} and {PAPER[m][1]}" for m in PAPER)
     said.append(f"The paper, CIFAR-10, 36 million parameters, logistic and mixture: {theirs}.")
     return [grid, *said]
+
+
+def _verdict(prior: str, models: dict, clear: list[str], worse: list[str]) -> list[str]:
+    """The paper's claim, that local-DSM trains better models than ISM."""
+    plain, pairs = "local-DSM, ELBO", "antithetic local-DSM, ELBO"
+    if plain in clear:
+        return [f"{AGREES} ({prior}), local-DSM is below ISM, at {models[plain]['steps']:.0f} steps of training."]
+    if plain not in worse:
+        return []
+    told = (
+        f"{DIFFERS} ({prior}), whose local-DSM is below ISM: here it is above, at {models[plain]['steps']:.0f} steps. "
+        "Its expected gradient is that of ISM, but that of a batch is mostly noise (`python benchmarks/image_noise.py`)"
+    )
+    mended = ". Pairs of opposite noise take most of it away, and with them local-DSM is below ISM."
+    return [told + (mended if pairs in clear else ".")]
 
 
 EXPERIMENT = Experiment(

@@ -15,6 +15,10 @@ Trials = dict[str, list[dict]]
 """For each part of an experiment its trials, one for each seed."""
 
 
+AGREES, DIFFERS = "**As in the paper**", "**Differs from the paper**"
+"""How a paragraph of a report begins that compares with the paper; the page of results lists these at its top."""
+
+
 class Grid(NamedTuple):
     """A table of text."""
 

@@ -22,7 +22,7 @@ from ..priors import LinearBeta, langevin
 from ..process import Process
 from ..schedule import ConstantGap, ScheduledPairs
 from ..simulate import simulate
-from .experiment import Experiment, Grid, Trials, curve, over_seeds, written
+from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, curve, over_seeds, written
 from .local_kernels import prior
 
 STEPS = 64
@@ -146,7 +146,13 @@ def report(numbers: dict) -> list[str | Grid]:
         [q, *(written(numbers[name][q]["value"], numbers[name][q]["stderr"], digits=3) for name in _COLUMNS)]
         for q in QUANTITIES
     ]
-    return [Grid("The error of the kernel's moments", ("quantity", *_COLUMNS.values()), rows)]
+    grid = Grid("The error of the kernel's moments", ("quantity", *_COLUMNS.values()), rows)
+    spread, growth = (
+        max(numbers[name][q]["value"] for q in QUANTITIES) for name in ("spread_scheduled", "growth_constant_gap")
+    )
+    if spread > 2 or growth < 2:
+        return [grid, f"{DIFFERS}: the error with s_λ varies by a factor of {spread:.2g} over t."]
+    return [grid, f"{AGREES}, the error is flat in t with s_λ, and grows with a constant gap in time."]
 
 
 _COLUMNS = {

@@ -4,7 +4,8 @@
 objectives but the last train the same odd network, three layers of 256 with SiLU, with 1,024 evaluations in a step;
 "ISM, ReLU" has ReLU instead, "default" is what `fit` chooses, whose network is not odd, at its learning rate of 0.003
 (the others: 0.001). "local-DSM (paper)" expands around (y_s, s), λ = 0.01, without variance reduction. The exact score
-is that of the Fokker–Planck equation on a grid.
+is that of the Fokker–Planck equation on a grid; errors are over 8,000 states at each t, MMD² is between 2,000 samples
+and as many paths.
 """
 
 from functools import lru_cache
@@ -23,7 +24,7 @@ from ..objective import LocalDSM
 from ..process import Process
 from ..systems import System
 from ..systems import swimmer as make_swimmer
-from .experiment import Experiment, Grid, Trials, above_zero, curve, lost_of, over_seeds, row_of, written
+from .experiment import DIFFERS, Experiment, Grid, Trials, above_zero, curve, lost_of, over_seeds, row_of, written
 from .learning import BATCH, Recipe, ScoreError, carried, distances, kept, learn, simulated
 
 TIMES = np.linspace(0.5, 5.0, 10)
@@ -121,6 +122,9 @@ def _first_at_floor(rows: list[dict]) -> int | None:
     return None
 
 
+_MMD = "MMD² to paths (below 10⁻⁴: there)"
+
+
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     first = {name: each[0] for name, each in trials.items()}
     rows = {"paths": list(np.array(next(iter(first.values()))["paths"]))}
@@ -134,14 +138,14 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     nothing = np.zeros(len(times))
     floor = {"noise floor": (curve(methods["default"]["floor"])[0], nothing)}
     quantities = {
-        "MMD² to paths": {name: above_zero(each["mmd2"], 1e-4) for name, each in methods.items()} | floor,
+        _MMD: {name: above_zero(each["mmd2"], 1e-4) for name, each in methods.items()} | floor,
         "variance of v": {name: tuple(c[:, 1] for c in curve(each["variance"])) for name, each in methods.items()},
         "variance of x": {name: tuple(c[:, 0] for c in curve(each["variance"])) for name, each in methods.items()},
         "relative error of the v-score": {name: curve(each["error"]) for name, each in methods.items()},
     }
     quantities["variance of v"]["exact"] = (exact[:, 1], nothing)
     quantities["variance of x"]["exact"] = (exact[:, 0], nothing)
-    logs = ("MMD² to paths", "relative error of the v-score")
+    logs = (_MMD, "relative error of the v-score")
     return {"swimmer-samples": samples, "swimmer": plot.over_time(times, quantities, log=logs)}
 
 
@@ -172,10 +176,16 @@ def report(numbers: dict) -> list[str | Grid]:
         f"local-DSM as in the paper {best['local-DSM (paper)']:.2g}, with antithetic pairs "
         f"{best['local-DSM, antithetic']:.2g}. The paper trained for 200,000 steps."
     )
-    if best["ISM, ReLU"] > 5 * best["ISM, SiLU"]:
+    took = {name: found["seconds"]["value"] for name, found in methods.items()}
+    said.append(
+        f"The default, whose network does not know of the symmetry, is at {best['default']:.2g} after "
+        f"{took['default']:.0f} s of training, where antithetic pairs with the odd network took "
+        f"{took['local-DSM, antithetic']:.0f} s, and ISM with SiLU {took['ISM, SiLU']:.0f} s."
+    )
+    if best["ISM, SiLU"] < 0.1 and best["ISM, ReLU"] > 5 * best["ISM, SiLU"]:
         said.append(
-            "**Differs from the paper**, whose ISM samples diverge: a smooth activation is enough for ISM to learn "
-            "this score. The paper does not name the activation it used here."
+            f"{DIFFERS}, whose ISM samples diverge: a smooth activation is enough for ISM to learn this score. The "
+            "paper does not name the activation it used here."
         )
     return [grid, *said]
 
