@@ -13,7 +13,7 @@ from rich.console import Console
 
 import autodsm as ad
 from autodsm import cli, results
-from autodsm.experiments import EXPERIMENTS, Experiment, Grid
+from autodsm.experiments import DIFFERS, EXPERIMENTS, Experiment, Grid
 from autodsm.experiments.experiment import over_seeds, written
 from autodsm.experiments.learning import Recipe, ScoreError, carried, distances, learn
 from autodsm.run import RunFolder
@@ -43,7 +43,7 @@ class Toy:
 
     def report(self, numbers):
         rows = [[part, written(found["value"], found["stderr"])] for part, found in numbers.items()]
-        return [Grid("Values", ("part", "value"), rows), "They **grow**."]
+        return [Grid("Values", ("part", "value"), rows), "They **grow**.", f"{DIFFERS}, where they shrink."]
 
 
 @pytest.fixture
@@ -186,6 +186,8 @@ def test_a_report_takes_numbers_and_figures(toy, monkeypatch, tmp_path, capsys):
     assert "`autodsm reproduce toy --seeds 2`" in page
     assert "| a | 6.0 ± 5.0 |" in page
     assert "They **grow**." in page
+    assert page.index("- [toy](#toy): **Differs from the paper**, where they shrink.") < page.index("## toy")
+    assert json.loads((tmp_path / "docs" / "results" / "toy.json").read_text())["code"] == results.code()
     assert "(figures/toy.png)" in page
     assert (tmp_path / "docs" / "figures" / "toy.png").exists()
     run(monkeypatch, "report", tmp_path / "docs")
@@ -204,6 +206,7 @@ def test_a_report_takes_numbers_and_figures(toy, monkeypatch, tmp_path, capsys):
     quick = (tmp_path / "other" / "results.md").read_text()
     assert "a quick run, for a look only" in quick
     assert "grow" not in quick
+    assert "Against the paper" not in quick
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "results.md").write_text("# My thesis")
     with pytest.raises(SystemExit, match="2"):
