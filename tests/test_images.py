@@ -9,7 +9,7 @@ import pytest
 
 import autodsm as ad
 from autodsm import cli, data
-from autodsm.experiments.images import PRIORS, SCALES, Setting, scale_of, told
+from autodsm.experiments.images import PRIORS, SCALES, Setting, over_images, scale_of, told
 from autodsm.network import Score, UNet
 
 
@@ -117,6 +117,13 @@ def test_processes_with_velocities_learn_on_images(name):
     assert np.isfinite(bound.values(model.score, y0(jax.random.key(2), 2), key=jax.random.key(3))).all()
     ys = ad.sample(process, model.score, law, 2, key=jax.random.key(4), steps=10)
     assert ys.shape == (2, *shape)
+
+
+def test_errors_over_images_and_seeds():
+    one = over_images([[1.0, 3.0]])
+    assert one == {"value": 2.0, "stderr": 1.0}
+    two = over_images([[1.0, 3.0], [5.0, 7.0]])  # means of the seeds are 2 and 6
+    assert two == {"value": 4.0, "stderr": pytest.approx(np.sqrt(1.0 + 4.0))}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ The paper's first table of images. "local-DSM" has the paper's target, λ = 0.01
 variance reduction, weighted as in the bound or perceptually; "antithetic" has pairs of opposite noise; "tabulated" the
 exact kernel. β rises from 0.1 to 10. Bits are by ISM's bound with one Hutchinson probe, and by local-DSM's with
 λ = 0.001; both reach down to the data, from δ = 0.001 on by the score, before by a Gaussian decoder. Errors are over
-held-out images, and say nothing of what another seed of a training would give; differences are between models on the
-same images and paths. To code all levels alike takes log₂ 17 = 4.09 bits for digits, and 8 for CIFAR-10.
+held-out images, and with one seed say nothing of what another would give; differences are between models on the same
+images and paths. To code all levels alike takes log₂ 17 = 4.09 bits for digits, and 8 for CIFAR-10.
 
 This is not quite the paper's recipe: networks are residuals on the score of the prior, where the paper's predict noise,
 and states come from the tabulated kernel, where the paper simulates them. All objectives have the same network, rate
@@ -19,9 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import plot
-from ..estimate import estimate
 from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
-from .images import PRIORS, SCALES, Setting, about, check_data, scale_of, told
+from .images import PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
 
 METHODS = (
     "local-DSM, ELBO",
@@ -56,7 +55,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
 
 def combine(trials: Trials) -> dict:
     values = {
-        part: {name: np.mean([t["bits"][name] for t in each], axis=0) for name in BOUNDS}
+        part: {name: np.array([t["bits"][name] for t in each], float) for name in BOUNDS}
         for part, each in trials.items()
     }
     found = {}
@@ -70,10 +69,10 @@ def combine(trials: Trials) -> dict:
                 name: np.mean([t[name] for t in each])
                 for name in ("parameters", "batch", "steps", "ms_per_step", "seconds")
             },
-            "bits": {name: estimate(v)._asdict() for name, v in values[part].items()},
-            "less_than_ism": None if rival is None else estimate(rival["ISM"] - values[part]["ISM"])._asdict(),
+            "bits": {name: over_images(v) for name, v in values[part].items()},
+            "less_than_ism": None if rival is None else over_images(rival["ISM"] - values[part]["ISM"]),
         }
-    return {"images": len(next(iter(values.values()))["ISM"]), "models": found}
+    return {"images": next(iter(values.values()))["ISM"].shape[1], "models": found}
 
 
 def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:

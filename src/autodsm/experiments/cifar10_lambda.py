@@ -13,9 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import plot
-from ..estimate import estimate
 from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
-from .images import PRIORS, SCALES, Setting, about, check_data, scale_of, told
+from .images import PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
 
 LAMBDAS = (0.01, 0.02, 0.05, 0.2)
 BOUNDS: dict[str, dict] = {f"{lam:g}": dict(kind="local-dsm", lam=lam) for lam in LAMBDAS}
@@ -35,12 +34,12 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
 def combine(trials: Trials) -> dict:
     found = {}
     for prior, each in trials.items():
-        values = {name: np.mean([t["bits"][name] for t in each], axis=0) for name in BOUNDS}
+        values = {name: np.array([t["bits"][name] for t in each], float) for name in BOUNDS}
         found[prior] = {
             **{name: each[0][name] for name in ("parameters", "batch", "steps")},
-            "images": len(values["ISM"]),
-            "bits": {name: estimate(v)._asdict() for name, v in values.items()},
-            "less_than_ism": {name: estimate(values["ISM"] - v)._asdict() for name, v in values.items()},
+            "images": values["ISM"].shape[1],
+            "bits": {name: over_images(v) for name, v in values.items()},
+            "less_than_ism": {name: over_images(values["ISM"] - v) for name, v in values.items()},
         }
     return {"priors": found}
 

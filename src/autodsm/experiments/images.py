@@ -29,7 +29,7 @@ from .. import data
 from .._types import PRNGKey
 from ..clock import Clock
 from ..data import Images
-from ..estimate import Estimate
+from ..estimate import Estimate, estimate
 from ..fit import Model, fit
 from ..ism import ISM
 from ..likelihood import ELBO, bits_per_dim
@@ -206,6 +206,14 @@ def about(model: Model, scale: Scale) -> dict:
         "ms_per_step": 1e3 * per_step,
         "seconds": per_step * steps,
     }
+
+
+def over_images(values) -> dict:
+    """Mean of (seeds, images); its error is that over images and, of several seeds, that over these."""
+    values = np.asarray(values, float)
+    found = estimate(values.mean(axis=0))
+    seeds = estimate(values.mean(axis=1)).stderr if len(values) > 1 else 0.0
+    return found._replace(stderr=float(np.hypot(found.stderr, seeds)))._asdict()
 
 
 def told(model: Mapping) -> str:
