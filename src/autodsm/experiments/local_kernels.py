@@ -98,4 +98,4 @@ def report(numbers: dict) -> list[str | Grid]:
     return [Grid(title, ("t", *(f"λ = {lam:g}" for lam in LAMBDAS)), rows)]
 
 
-EXPERIMENT = Experiment(trial, combine, figures, report)
+EXPERIMENT = Experiment(trial, combine, figures, report, seeds=3)
