@@ -151,8 +151,8 @@ def report(numbers: dict) -> list[str | Grid]:
     error = float(np.hypot(ism["stderr"] or np.nan, paper["stderr"] or np.nan))
     lower = np.mean(np.array(methods["local-DSM (paper)"]["mmd2"]["value"]) < np.array(methods["ISM"]["mmd2"]["value"]))
     compared = (
-        f"its variances are off by {written(by, error)} less, and its MMD² is the lower one at {100 * lower:.0f} % of "
-        "all times, with one smooth network for both"
+        f"its error of the variance is less by {written(by, error)}, and its MMD² the lower one at {100 * lower:.0f} % "
+        "of all times, with one smooth network for both"
     )
     if by > 2 * error:
         said.append(f"{AGREES}, local-DSM is closer to the paths than ISM: {compared}.")
