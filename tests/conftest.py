@@ -10,7 +10,8 @@ import jax
 import pytest
 
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+# Not those below: reading one back can wait for ever (jaxlib 0.10 on two cores), and most are quicker to compile.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def pytest_collection_modifyitems(items):
