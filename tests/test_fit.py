@@ -378,8 +378,8 @@ def test_the_mean_of_a_frame_follows_curves(x64):
         np.testing.assert_allclose(found[:, k], known[k](times), rtol=0, atol=remainder)
 
 
-def test_the_gain_of_a_frame(x64):
-    """`c(t) z/γ` beside the network, by hand; nothing before training."""
+def test_the_affine_part_of_a_frame(x64):
+    """`(a_t + (b_t + c_t) z)/γ` beside the network, by hand; nothing before training."""
     marginals = Marginals(jnp.full((POINTS, 3), 0.5), jnp.full((POINTS, 3), 2.0), 1.0)
     network = default_network(OU, (3,), marginals, None, key=jax.random.key(1), width=8, depth=1)
     y, t = jnp.array([1.0, -2.0, 4.0]), 0.3
@@ -387,8 +387,34 @@ def test_the_gain_of_a_frame(x64):
     np.testing.assert_allclose(network(y, t), -z / 2.0, rtol=1e-12)
     weights = 0.1 * (1.0 + jnp.arange(len(network.net.gain)))
     gain = weights[0] + weights[1:] @ TimeFeatures(ad.Clock(OU))(t)
-    gained = eqx.tree_at(lambda network: network.net.gain, network, weights)
-    np.testing.assert_allclose(gained(y, t), -z / 2.0 + gain * z / network.gamma(t), rtol=1e-12)
+    rates = np.array([1.0, 2.0, 3.0])
+    table = np.linspace(0.0, 1.0, POINTS)[:, None] * rates  # linear in time, as between the points
+    given = (jnp.asarray(table), jnp.asarray(1.0 - table), weights)
+    other = eqx.tree_at(lambda network: (network.net.shift, network.net.scale, network.net.gain), network, given)
+    affine = t * rates + (1.0 - t * rates + gain) * z
+    np.testing.assert_allclose(other(y, t), -z / 2.0 + affine / network.gamma(t), rtol=1e-12)
+
+
+def test_a_score_obeys_steins_identities_at_all_times():
+    """A frame off by waves of time, opposite ones in x and y: E[s] = 0 and E[s_i (y − m)_i] = −1 all the same.
+
+    The waves are too short for a network of eight numbers, and for the features of time.
+    """
+    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * np.linspace(0.0, 1.0, POINTS)))
+    waves = np.outer(np.sin(12.0 * np.pi * np.linspace(0.0, 1.0, POINTS)), [0.15, -0.15])
+    marginals = Marginals(jnp.asarray(waves, float), jnp.asarray(std[:, None] * (1.0 + waves), float), 1.0)
+    network = default_network(OU, (2,), marginals, None, key=jax.random.key(1), width=8, depth=1)
+    options = dict(objective=ad.LocalDSM(OU, schedule=ad.FromZero()), network=network, steps=1000, progress=False)
+    model = ad.fit(OU, lambda key, n: 0.5 * jax.random.normal(key, (n, 2)), key=jax.random.key(0), **options)
+    z = np.random.default_rng(0).normal(size=(20_000, 2))
+    before, after = [], []
+    for t in np.arange(0.1, 1.0, 0.05):
+        y = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * t)) * z
+        for score, found in ((network, before), (model.score, after)):
+            s = np.asarray(jax.vmap(lambda y, t=t, score=score: score(y, t))(jnp.asarray(y, jnp.float32)))
+            found.append(np.concatenate([np.mean(s, axis=0), np.mean(s * y, axis=0) + 1.0]))
+    assert np.sqrt(np.mean(np.square(before))) > 0.2
+    assert np.sqrt(np.mean(np.square(after))) < 0.05
 
 
 def test_waves_of_the_default_network_fade_where_noise_smooths_everything():

@@ -49,17 +49,26 @@ class Marginals(eqx.Module):
         floor = 1e-3 * max(float(std.max()), 1e-30)
         return cls(jnp.asarray(states.mean(axis=0), float), jnp.asarray(np.maximum(std, floor), float), process.t1)
 
+    def between(self, table: Float[Array, "points ..."], t) -> State:
+        """A table over the times of the grid, linear between them."""
+        place, left = self._place(t)
+        p = place - left
+        return (1 - p) * table[left] + p * table[left + 1]
+
     def at(self, t) -> tuple[State, State]:
         """`(m_t, s_t)`."""
-        place = jnp.clip(jnp.asarray(t, float) / self.t1 * (POINTS - 1), 0.0, POINTS - 1.0)
-        left = jnp.minimum(place.astype(int), POINTS - 2)
-        p = place - left
-        std = (1 - p) * self.std[left] + p * self.std[left + 1]
+        place, left = self._place(t)
         # Chords of a curved mean would all lie on one side of it: a cubic through four points instead.
         start = jnp.clip(left - 1, 0, POINTS - 4)
         a, b, c, d = place - start - jnp.arange(4.0)
         weights = jnp.stack([-b * c * d / 6, a * c * d / 2, -a * b * d / 2, a * b * c / 6])
-        return jnp.tensordot(weights, jax.lax.dynamic_slice_in_dim(self.mean, start, 4), 1), std
+        mean = jnp.tensordot(weights, jax.lax.dynamic_slice_in_dim(self.mean, start, 4), 1)
+        return mean, self.between(self.std, t)
+
+    def _place(self, t) -> tuple[Array, Array]:
+        """Where t is on the grid, and the point before it."""
+        place = jnp.clip(jnp.asarray(t, float) / self.t1 * (POINTS - 1), 0.0, POINTS - 1.0)
+        return place, jnp.minimum(place.astype(int), POINTS - 2)
 
     def score(self, y: State, t) -> State:
         """That of the Gaussian with these moments."""
