@@ -11,6 +11,7 @@ from autodsm.data import checkerboard
 from autodsm.experiments import EXPERIMENTS
 from autodsm.experiments.checkerboard import off_squares
 from autodsm.experiments.gradient_variance import LAMBDAS, REFERENCE, Gradient, same_mean
+from autodsm.experiments.images import Setting, scale_of
 from autodsm.experiments.swimmer import exact_moments, moments
 from autodsm.fokker_planck_2d import GridDensity2D
 
@@ -145,6 +146,14 @@ def test_bits_of_images(numbers):
     # 48 steps against 24, which are too few for anything else to count
     less = models["mixture: tabulated, ELBO"]["less_than_ism"]
     assert less["value"] > 3 * less["stderr"]
+    untrained = models["mixture: no training"]
+    assert untrained["steps"] == 0
+    # Without training the model is the prior, of which every image has known bits.
+    setting = Setting.make(scale_of("digits", quick=True), "mixture")
+    images, xs = setting.held_out(key=jax.random.key(0))
+    exact = np.log2(images.levels / 2) - np.sum(setting.prior.log_prob(xs), axis=(1, 2, 3)) / 64 / np.log(2)
+    for bits in untrained["bits"].values():
+        assert abs(bits["value"] - np.mean(exact)) < 4.5 * bits["stderr"]
 
 
 def test_bits_of_images_over_lambda(numbers):

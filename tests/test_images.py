@@ -9,7 +9,7 @@ import pytest
 
 import autodsm as ad
 from autodsm import cli, data
-from autodsm.experiments.images import PRIORS, SCALES, Setting, over_images, scale_of, told
+from autodsm.experiments.images import LAM, PRIORS, SCALES, Setting, over_images, scale_of, told
 from autodsm.network import Score, UNet
 
 
@@ -52,6 +52,20 @@ def test_objectives_differ_in_what_their_names_say():
     assert (pairs.weighting, pairs.evaluations, pairs.target.expand) == ("likelihood", 2, "t")
     assert isinstance(setting.objective("ISM, ELBO"), ad.ISM)
     assert setting.objective("tabulated, ELBO").weighting == "likelihood"
+
+
+def test_a_network_that_predicts_noise():
+    """`−net/γ`, γ² = 1 − exp(−λ) once as much noise as λ was received, whatever the time; others start at the prior."""
+    setting = Setting.make(scale_of("digits", quick=True), "mixture")
+    y = jax.random.normal(jax.random.key(0), setting.shape)
+    network = setting.network("local-DSM, ELBO, predicting noise", key=jax.random.key(1))
+    network = eqx.tree_at(lambda network: network.net, network, lambda y, t: y)
+    np.testing.assert_allclose(network(y, 0.5), -y / np.sqrt(-np.expm1(-LAM)), rtol=1e-5)
+    received = float(ad.Clock(setting.process)(1e-3))
+    assert received < LAM
+    np.testing.assert_allclose(network(y, 1e-3), -y / np.sqrt(-np.expm1(-received)), rtol=1e-5)
+    other = setting.network("local-DSM, ELBO", key=jax.random.key(1))
+    np.testing.assert_allclose(other(y, 0.5), setting.base(y, 0.5), rtol=1e-6)
 
 
 def test_bits_of_a_known_density(x64):

@@ -11,10 +11,8 @@ Errors are over 8,000 states at each t; samples are 2,000, drawn by running time
 squares" is the share of them outside of the dark squares, which sees blurred edges where MMD² does not.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +44,7 @@ from .experiment import (
     row_of,
     written,
 )
-from .learning import BATCH, ExactScore, Recipe, ScoreError, learn, logistic_langevin, simulated
+from .learning import BATCH, ExactScore, LocalNoise, Recipe, ScoreError, learn, logistic_langevin, simulated
 
 TIMES = (0.03, 0.1, 0.2, 0.5, 1.0)
 T0 = 0.01
@@ -61,18 +59,6 @@ METHODS = (
     "ISM, SiLU",
     "default",
 )
-
-
-class LocalNoise(eqx.Module):
-    """The paper's network: `s_θ = −ε_θ/γ`, `γ² = 1 − exp(−∫g²)` over [s(t), t]; the integral is λ once it can be."""
-
-    net: Callable
-    clock: Frozen
-    lam: float = eqx.field(static=True)
-
-    def __call__(self, y, t):
-        received = jnp.minimum(self.clock.value(t), self.lam)
-        return -self.net(y, t) / jnp.sqrt(-jnp.expm1(-received)).astype(y.dtype)
 
 
 def recipe(method: str, process: Process, *, key) -> Recipe:

@@ -2,28 +2,33 @@
 
 The paper's first table of images. "local-DSM" has the paper's target, λ = 0.01, expanded around (y_s, t), without
 variance reduction, weighted as in the bound or perceptually; "antithetic" has pairs of opposite noise; "tabulated" the
-exact kernel. β rises from 0.1 to 10. Bits are by ISM's bound with one Hutchinson probe, and by local-DSM's with
-λ = 0.001; both reach down to the data, from δ = 0.001 on by the score, before by a Gaussian decoder. Errors are over
-held-out images, and with one seed say nothing of what another would give; differences are between models on the same
-images and paths. To code all levels alike takes log₂ 17 = 4.09 bits for digits, and 8 for CIFAR-10.
+exact kernel; "no training" is the score of the prior. β rises from 0.1 to 10. Bits are by ISM's bound with one
+Hutchinson probe, and by local-DSM's with λ = 0.001; both reach down to the data, from δ = 0.001 on by the score, before
+by a Gaussian decoder. Errors are over held-out images, and with one seed say nothing of what another would give;
+differences are between models on the same images and paths. To code all levels alike takes log₂ 17 = 4.09 bits for
+digits, and 8 for CIFAR-10.
 
-This is not quite the paper's recipe: networks are residuals on the score of the prior, where the paper's predict noise,
-and states come from the tabulated kernel, where the paper simulates them. All objectives have the same network, rate
-and number of evaluations in a step; ISM takes half as many steps, which is about equal time.
+This is not quite the paper's recipe: networks are residuals on the score of the prior, where the paper's predict noise
+(as here where it is said), and states come from the tabulated kernel, where the paper simulates them. All objectives
+have the same network, rate and number of evaluations in a step; ISM takes half as many steps, about equal time.
 """
 
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 from .. import plot
 from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
-from .images import PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
+from .images import OF_NOISE, PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
 
+UNTRAINED = "no training"
 METHODS = (
+    UNTRAINED,
     "local-DSM, ELBO",
+    f"local-DSM, ELBO, {OF_NOISE}",
     "local-DSM, perceptual",
     "antithetic local-DSM, ELBO",
     "ISM, ELBO",
@@ -31,9 +36,9 @@ METHODS = (
     "tabulated, perceptual",
 )
 PARTS = tuple(f"{prior}: {method}" for prior in PRIORS for method in METHODS)
-FEWER = tuple(p for p in PARTS if p.endswith("ELBO"))
+FEWER = tuple(p for p in PARTS if p.endswith((UNTRAINED, "ELBO")))
 """Those of the small scale, which is for two cores."""
-TRAINED_LONGER = ("mixture: local-DSM, ELBO", "mixture: ISM, ELBO")
+TRAINED_LONGER = tuple(f"mixture: {method}" for method in (UNTRAINED, "local-DSM, ELBO", "ISM, ELBO"))
 """The two that the paper compares, with the prior that parts them most."""
 BOUNDS = {"ISM": dict(kind="ism"), "local-DSM": dict(kind="local-dsm")}
 PAPER = {
@@ -48,9 +53,13 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     prior, method = part.split(": ")
     setting = Setting.make(scale_of(scale, quick=quick), prior)
     train_key, bits_key = jax.random.split(jax.random.key(seed))
-    model = setting.train(method, key=train_key, out=folder)
-    bits = {name: setting.bits(model.score, key=bits_key, **bound) for name, bound in BOUNDS.items()}
-    return {**about(model, setting.scale), "bits": bits}
+    if method == UNTRAINED:
+        score, history = eqx.nn.inference_mode(setting.network(key=train_key)), []
+    else:
+        model = setting.train(method, key=train_key, out=folder)
+        score, history = model.score, model.history
+    bits = {name: setting.bits(score, key=bits_key, **bound) for name, bound in BOUNDS.items()}
+    return {**about(score, history, setting.scale), "bits": bits}
 
 
 def combine(trials: Trials) -> dict:
@@ -119,7 +128,7 @@ def report(numbers: dict) -> list[str | Grid]:
         models = {m["method"]: m for m in numbers["models"].values() if m["prior"] == prior}
         if "ISM, ELBO" not in models:
             continue
-        less = {m: found["less_than_ism"] for m, found in models.items() if m != "ISM, ELBO"}
+        less = {m: found["less_than_ism"] for m, found in models.items() if m not in ("ISM, ELBO", UNTRAINED)}
         clear = [m for m, by in less.items() if by["value"] > 3 * by["stderr"]]
         worse = [m for m, by in less.items() if by["value"] < -3 * by["stderr"]]
         best = min(models, key=lambda m: models[m]["bits"]["ISM"]["value"])
@@ -127,10 +136,23 @@ def report(numbers: dict) -> list[str | Grid]:
             f"{prior}: best is {best}. By more than three standard errors below the model trained by ISM: "
             f"{'; '.join(clear) or 'none'}. Above: {'; '.join(worse) or 'none'}."
         )
+        said += _untrained(prior, models)
         said += _verdict(prior, models, clear, worse)
     theirs = "; ".join(f"{m} {PAPER[m][0]} and {PAPER[m][1]}" for m in PAPER)
     said.append(f"The paper, CIFAR-10, 36 million parameters, logistic and mixture: {theirs}.")
     return [grid, *said]
+
+
+def _untrained(prior: str, models: dict) -> list[str]:
+    """What training was worth."""
+    bits = {m: found["bits"]["ISM"]["value"] for m, found in models.items()}
+    if UNTRAINED not in bits:
+        return []
+    no_better = [m for m, value in bits.items() if m != UNTRAINED and value >= bits[UNTRAINED]]
+    return [
+        f"{prior}: the score of the prior alone is worth {bits[UNTRAINED]:.3g}; no better than it: "
+        f"{'; '.join(no_better) or 'none'}."
+    ]
 
 
 def _verdict(prior: str, models: dict, clear: list[str], worse: list[str]) -> list[str]:
@@ -150,6 +172,6 @@ def _verdict(prior: str, models: dict, clear: list[str], worse: list[str]) -> li
 
 EXPERIMENT = Experiment(
     trial, combine, figures, report,
-    quick_parts=("mixture: ISM, ELBO", "mixture: tabulated, ELBO"),
+    quick_parts=(f"mixture: {UNTRAINED}", "mixture: ISM, ELBO", "mixture: tabulated, ELBO"),
     scales=dict.fromkeys(SCALES, PARTS) | {"small": FEWER, "longer": TRAINED_LONGER}, check=check_data,
 )  # fmt: skip

@@ -28,7 +28,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     train_key, bits_key = jax.random.split(jax.random.key(seed))
     model = setting.train("antithetic local-DSM, ELBO", key=train_key, out=folder)
     bits = {name: setting.bits(model.score, key=bits_key, **bound) for name, bound in BOUNDS.items()}
-    return {**about(model, setting.scale), "bits": bits}
+    return {**about(model.score, model.history, setting.scale), "bits": bits}
 
 
 def combine(trials: Trials) -> dict:

@@ -1,4 +1,4 @@
-"""Images drawn from models of two non-Gaussian priors and three objectives.
+"""Images drawn from models of two non-Gaussian priors and four objectives.
 
 β = 1/(1 − t), as in the paper's figures of images, and perceptual weights where an objective has them. The reversed
 process starts from the prior. The distance is MMD² between pixels of samples and of held-out images. Networks are
@@ -19,6 +19,7 @@ from .images import SCALES, Setting, about, check_data, scale_of, told
 
 PARTS = (
     "mixture: local-DSM, perceptual",
+    "mixture: antithetic local-DSM, perceptual",
     "mixture: ISM",
     "mixture: tabulated, perceptual",
     "logistic: tabulated, perceptual",
@@ -43,7 +44,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     if len(ys) > 1:
         distance = mmd2(ys.reshape(len(ys), -1), others.reshape(len(others), -1), key=mmd_key)
     return {
-        **about(model, setting.scale),
+        **about(model.score, model.history, setting.scale),
         "mmd2": np.nan if distance is None else distance.value,
         "floor": np.nan if distance is None else distance.floor,
         "samples": np.clip(np.floor((ys + 1.0) / 2.0 * images.levels), 0, images.levels - 1).astype(int),

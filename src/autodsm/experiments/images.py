@@ -10,7 +10,8 @@
 Coordinates follow Langevin dynamics towards the prior, each by itself. States at s and t come from the tabulated
 kernel, so that no objective waits for paths, and none has an error of them. All train one network, as a residual on the
 score of the prior, with as many evaluations in a step; a step of ISM costs more, and it takes fewer of them. (In the
-paper the network stands for the noise instead, and states come from simulated paths.)
+paper the network stands for the noise received since s(t) instead, as here for methods that say so, and states come
+from simulated paths.)
 """
 
 from collections.abc import Callable, Mapping
@@ -33,14 +34,16 @@ from ..estimate import Estimate, estimate
 from ..fit import Model, fit
 from ..ism import ISM
 from ..likelihood import ELBO, bits_per_dim
-from ..network import Score, UNet
+from ..network import Frozen, Score, UNet
 from ..objective import AbstractObjective, LocalDSM, TabulatedDSM
 from ..priors import AbstractBeta, InverseBeta, LinearBeta, langevin
 from ..process import Process
 from ..targets import Tabulated
+from .learning import LocalNoise
 
 RANGE = (-1.0, 1.0)
 LAM = 0.01
+OF_NOISE = "predicting noise"
 ISM_COST = 2.0
 """Steps of the others for one of ISM: about the ratio of their times, which benchmarks/image_step.py measures."""
 PRIORS: dict[str, dist.Distribution] = {
@@ -154,9 +157,12 @@ class Setting(NamedTuple):
             return LocalDSM(process, lam, **weighting, **options)
         return LocalDSM(process, lam, variance_reduction="none", **weighting, **options)
 
-    def network(self, *, key: PRNGKey, **changes) -> Score:
+    def network(self, method: str = "", *, key: PRNGKey, **changes) -> Score | LocalNoise:
+        """A residual on the score of the prior, or the paper's network for methods that predict noise."""
         clock = Clock(self.process)
         net = UNet(self.shape, clock, key=key, **{**self.scale.network, **changes})
+        if method.endswith(OF_NOISE):
+            return LocalNoise(net, Frozen(clock), LAM)
         with jax.ensure_compile_time_eval():
             spread = float(np.sqrt(self.prior.variance))
         return Score(net, clock, parameterization="residual", base=self.base, spread=spread)
@@ -168,7 +174,7 @@ class Setting(NamedTuple):
         steps = max(1, round(scale.steps / (ISM_COST if method.startswith("ISM") else 1.0)))
         return fit(
             self.process, scale.images("train"), objective=self.objective(method),
-            network=self.network(key=net_key, **changes), steps=steps, batch_size=scale.batch,
+            network=self.network(method, key=net_key, **changes), steps=steps, batch_size=scale.batch,
             learning_rate=scale.learning_rate, ema=scale.ema, key=fit_key, out=out,
             checkpoint_every=max(1, min(1_000, steps // 8)),
         )  # fmt: skip
@@ -194,11 +200,11 @@ class Setting(NamedTuple):
         return unit.offset - unit.stderr * values
 
 
-def about(model: Model, scale: Scale) -> dict:
-    """What a training was."""
-    per_step = 1.0 / float(np.median([row["steps_per_s"] for row in model.history]))
-    steps = model.history[-1]["step"]
-    weights = jax.tree.leaves(eqx.filter(model.score.net, eqx.is_inexact_array))
+def about(score, history: list[dict], scale: Scale) -> dict:
+    """What a training was, also when there was none."""
+    per_step = 1.0 / float(np.median([row["steps_per_s"] for row in history])) if history else 0.0
+    steps = history[-1]["step"] if history else 0
+    weights = jax.tree.leaves(eqx.filter(score.net, eqx.is_inexact_array))
     return {
         "parameters": sum(leaf.size for leaf in weights),
         "batch": scale.batch,

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from .._types import PRNGKey
 from ..fit import Model, fit
 from ..metrics import mmd2
+from ..network import Frozen
 from ..objective import AbstractObjective
 from ..priors import LinearBeta, langevin
 from ..probability_flow import flow
@@ -46,6 +47,18 @@ class Recipe(NamedTuple):
 
     objective: AbstractObjective | None = None
     network: Any = None
+
+
+class LocalNoise(eqx.Module):
+    """The paper's network: `s_θ = −ε_θ/γ`, `γ² = 1 − exp(−∫g²)` over [s(t), t]; the integral is λ once it can be."""
+
+    net: Callable
+    clock: Frozen
+    lam: float = eqx.field(static=True)
+
+    def __call__(self, y, t):
+        received = jnp.minimum(self.clock.value(t), self.lam)
+        return -self.net(y, t) / jnp.sqrt(-jnp.expm1(-received)).astype(y.dtype)
 
 
 class ScoreError(eqx.Module):
