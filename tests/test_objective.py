@@ -183,6 +183,18 @@ def test_ism_warns_of_kinks():
         objective(Score(MLP((2,), clock, key=KEY, activation="relu"), clock), jnp.zeros(2), key=KEY)
 
 
+@pytest.mark.parametrize("g", [np.array([0.0, 0.6]), np.array([[0.0], [0.6]])], ids=["diagonal", "matrix"])
+def test_ism_takes_derivatives_only_where_noise_enters(g):
+    """The same loss as with all derivatives, `½ s·Qs + Σ_i (Q ∂s)_ii`, by one of two."""
+    process = ad.Process(lambda y, t: jnp.stack([y[1] - y[0] ** 3, -0.1 * y[1]]), g, 2.0)
+    plain = ad.ISM(process, steps=16, pairs_per_path=4)
+    prepared = plain.prepare(data, key=KEY)
+    assert prepared.noisy == (1,)
+    assert ad.ISM(COUPLED, steps=16).prepare(data, key=KEY).noisy is None
+    net, x = Fixed(jnp.array([0.8, 0.5])), jnp.array([0.4, -0.3])
+    np.testing.assert_allclose(prepared(net, x, key=KEY), plain(net, x, key=KEY), rtol=1e-6)
+
+
 def test_preparing_fills_what_was_left_open():
     objective = ad.PathwiseDSM(COUPLED).prepare(data, key=KEY)
     assert objective.open == ("pairs",)

@@ -5,13 +5,15 @@ import warnings
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .clock import TimeLaw
 from .errors import check_count, check_name
 from .network import non_smooth_activation
-from .noise import apply_Q
+from .noise import apply_Q, noisy
 from .objective import DEFAULT_STEPS, AbstractObjective, replace
 from .process import Process
+from .simulate import initial_states
 from .targets import AbstractForward, Paths
 from .targets.paths import choose_steps
 
@@ -23,7 +25,8 @@ class ISM(AbstractObjective):
 
     The network needs a smooth activation: the divergence of a network of kinks (ReLU) jumps where a unit switches,
     automatic differentiation does not see the jumps, and training stalls. `y_t` comes from `forward`, by default paths.
-    Times as for the "likelihood" weighting of `DSM`: the loss is an integral over (t0, t1].
+    Times as for the "likelihood" weighting of `DSM`: the loss is an integral over (t0, t1]. An exact divergence takes
+    a derivative for each coordinate; after `prepare`, for each that noise enters, where the noise is constant.
     """
 
     process: Process
@@ -32,6 +35,8 @@ class ISM(AbstractObjective):
     divergence: str = eqx.field(static=True)
     probes: int = eqx.field(static=True)
     pairs_per_path: int = eqx.field(static=True)
+    noisy: tuple[int, ...] | None = eqx.field(static=True)
+    """Coordinates of the raveled state whose derivatives the exact divergence takes; None: all."""
     open: tuple[str, ...] = eqx.field(static=True)
 
     def __init__(
@@ -58,6 +63,7 @@ class ISM(AbstractObjective):
         self.divergence = divergence
         self.probes = probes
         self.pairs_per_path = pairs
+        self.noisy = None
 
     @property
     def evaluations(self) -> int:
@@ -88,17 +94,23 @@ class ISM(AbstractObjective):
 
         Qs, push, s = jax.linearize(flow, y, has_aux=True)
         exact = self.divergence == "exact"
-        along = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape) if exact else probes
+        along = self._units(y) if exact else probes
         trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(along)) / (1 if exact else self.probes)
         return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
 
+    def _units(self, y):
+        rows = np.eye(y.size) if self.noisy is None else np.eye(y.size)[list(self.noisy)]
+        return jnp.asarray(rows, y.dtype).reshape(len(rows), *y.shape)
+
     def prepare(self, y0, *, key):
-        if "steps" not in self.open:
-            return self
-        steps = choose_steps(self.process, y0, key=key)
-        return replace(
-            self, forward=Paths(self.process, steps), open=tuple(name for name in self.open if name == "pairs")
-        )
+        ready: ISM = self
+        if self.divergence == "exact" and self.process.constant_noise:
+            entered = np.asarray(noisy(self.process, 0.0, initial_states(y0, 1, key=key).shape[1:])).ravel()
+            ready = replace(ready, noisy=None if entered.all() else tuple(np.flatnonzero(entered).tolist()))
+        if "steps" in self.open:
+            forward = Paths(self.process, choose_steps(self.process, y0, key=key))
+            ready = replace(ready, forward=forward, open=tuple(name for name in self.open if name == "pairs"))
+        return ready
 
     def covers(self, x):
         return self.forward.covers(x)
