@@ -14,7 +14,7 @@ from rich.console import Console
 import autodsm as ad
 from autodsm import cli, results
 from autodsm.experiments import DIFFERS, EXPERIMENTS, Experiment, Grid
-from autodsm.experiments.experiment import over_seeds, written
+from autodsm.experiments.experiment import difference, over_seeds, written
 from autodsm.experiments.learning import Recipe, ScoreError, carried, distances, learn
 from autodsm.run import RunFolder
 
@@ -244,6 +244,12 @@ def test_over_seeds():
     assert found["value"] == [2.0, 2.0]
     assert found["stderr"] == [1.0, 0.0]
     assert np.isnan(over_seeds([1.0])["stderr"])
+
+
+def test_differences_over_seeds():
+    a, b = over_seeds([4.0, 10.0]), over_seeds([1.0, 9.0])  # 7 ± 3 and 5 ± 4
+    assert difference(a, b) == pytest.approx((2.0, 5.0))
+    assert np.isnan(difference(a, {"value": 5.0, "stderr": None})[1])  # one seed, as read from a file
 
 
 def test_whole_files_only(tmp_path):

@@ -103,6 +103,12 @@ def last_of(found: dict) -> dict:
     return {name: found[name][-1] for name in ("value", "stderr")}
 
 
+def difference(a: dict, b: dict) -> tuple[float, float]:
+    """`a − b` of two single values that `over_seeds` made, and its standard error: NaN, if there was one seed."""
+    value, stderr = (np.array([each[name] for each in (a, b)], float) for name in ("value", "stderr"))
+    return float(value[0] - value[1]), float(np.hypot(*stderr))
+
+
 def lost_of(methods: dict) -> list[str]:
     """A sentence about methods that lost samples, if there are any."""
     lost = {name: found["lost"]["value"] for name, found in methods.items() if found["lost"]["value"]}

@@ -29,6 +29,7 @@ from .experiment import (
     Trials,
     above_zero,
     curve,
+    difference,
     lost_of,
     over_seeds,
     row_of,
@@ -146,9 +147,7 @@ def report(numbers: dict) -> list[str | Grid]:
     last = {name: {k: found["variance_error"][k][-1] for k in ("value", "stderr")} for name, found in methods.items()}
     told = ", ".join(f"{name} {written(each['value'], each['stderr'])}" for name, each in last.items())
     said = [*lost_of(methods), f"Relative errors of the variance after {steps[-1]} steps, the paper's number: {told}."]
-    paper, ism = last["local-DSM (paper)"], last["ISM"]
-    by = ism["value"] - paper["value"]
-    error = float(np.hypot(ism["stderr"] or np.nan, paper["stderr"] or np.nan))
+    by, error = difference(last["ISM"], last["local-DSM (paper)"])
     lower = np.mean(np.array(methods["local-DSM (paper)"]["mmd2"]["value"]) < np.array(methods["ISM"]["mmd2"]["value"]))
     compared = (
         f"its error of the variance is less by {written(by, error)}, and its MMD² the lower one at {100 * lower:.0f} % "
@@ -156,7 +155,7 @@ def report(numbers: dict) -> list[str | Grid]:
     )
     if by > 2 * error:
         said.append(f"{AGREES}, local-DSM is closer to the paths than ISM: {compared}.")
-    else:
+    elif np.isfinite(error):
         said.append(f"{DIFFERS}, whose local-DSM is closer to the paths than ISM at all times: {compared}.")
     return [grid, *said]
 
