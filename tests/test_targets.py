@@ -422,6 +422,40 @@ def test_paths_of_sharp_laws_take_short_steps():
     assert np.abs(found(Paths(system.process, 24))).max() > 5  # so the test can fail
 
 
+def test_flows_of_the_scores_of_paths_keep_variances():
+    """The flow of a score carries states by the true drift, where those it learned from took steps of a scheme: if the
+    two disagree by little in a unit of time, they do by ten times as much after ten. In a state of paths,
+    `d log Var/dt = (2 E[f·(y − m)] + g²)/Var` for a component; averaged here from t = 2 to 10, four turns of the trap.
+    """
+    (process, y0, _), n = ad.systems.particles(), 40_000
+    times = np.linspace(2.0, 10.0, 33)
+    x, keys = y0(jax.random.key(0), n), jax.random.split(jax.random.key(1), n)
+    pathwise = ad.PathwiseDSM(process, forgetting=1.0).prepare(y0, key=jax.random.key(2)).target
+    local = ad.LocalDSM(process).prepare(y0, key=jax.random.key(2)).target
+
+    def deviation(forward):
+        """In standard errors."""
+
+        def one(x, k):
+            y = forward.states(x, jnp.asarray(times), key=k)
+            return y, jax.vmap(process.f)(y, jnp.asarray(times))
+
+        many = jax.jit(lambda x, k: jax.lax.map(lambda each: one(*each), (x, k), batch_size=4000))
+        y, f = (np.asarray(v, float) for v in many(x, keys))
+        y = y - y.mean(axis=0)
+        variance = y.var(axis=0)
+        rates = (2 * f * y + float(process.g(0.0)) ** 2) / variance
+        weights = np.array([0.5, *np.ones(31), 0.5]) / 32
+        turned = np.log(variance[-1] / variance[0]) / 8
+        grown = turned + (y[:, -1] ** 2 / variance[-1] - y[:, 0] ** 2 / variance[0]) / 8
+        gone = (np.tensordot(rates, weights, (1, 0)) - grown).mean(axis=(1, 2))
+        return gone.mean() / (gone.std() / np.sqrt(n))
+
+    assert abs(deviation(local)) < 4.5
+    assert abs(deviation(pathwise)) < 4.5
+    assert deviation(Paths(process, 176)) < -9  # steps that change means and variances by less than half a percent
+
+
 def test_many_coupled_coordinates_form_no_matrix():
     """Fifty particles that feel their centre, two blocks of fifty coordinates: no value as large as a Jacobian."""
     trap = ad.systems.harmonic_particles(50)

@@ -180,7 +180,8 @@ class DSM(AbstractObjective):
         if isinstance(target, Untabulated):
             target = target.build(y0, shape, key=keys[0])
         if "steps" in self.open:
-            target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1]))
+            tol = target.tolerance(shape) if isinstance(target, Pathwise) else None
+            target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1], tol=tol))
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
             target = eqx.tree_at(lambda o: o.forgetting, target, jnp.asarray(chosen, float))

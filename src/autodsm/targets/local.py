@@ -12,6 +12,7 @@ from ..errors import check_name
 from ..kernel import transition
 from ..process import Process
 from ..schedule import AbstractSchedule, FromZero
+from ..structure import Elementwise
 from .base import AbstractForward, AbstractTarget, Draw
 
 
@@ -60,7 +61,11 @@ class Local(AbstractTarget):
             scores = jax.vmap(lambda sign: kernel.score(sign * eps))(signs)
             return Draw(t, ends, scores, kernel.structure.join(kernel.deviation), kernel.mean)
 
-        return jax.lax.stop_gradient(jax.vmap(one)(y_s, s, times, eps))
+        drawn = (y_s, s, times, eps)
+        if isinstance(self.process.structure_for(x.shape), Elementwise):
+            return jax.lax.stop_gradient(jax.vmap(one)(*drawn))
+        # One time after the other: the matrices of all at once would not fit into caches.
+        return jax.lax.stop_gradient(jax.lax.map(lambda each: one(*each), drawn))
 
     def states(self, x, times, *, key):
         if isinstance(self.schedule, FromZero):

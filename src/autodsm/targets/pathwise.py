@@ -35,7 +35,7 @@ from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
 from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
-from .paths import Paths
+from .paths import TOL, Paths
 
 MAX_EXACT = 8
 """Largest number of coupled coordinates for which Jacobians are formed, unless asked for by `exact=True`."""
@@ -125,7 +125,11 @@ class Pathwise(AbstractTarget):
     def default_pairs(self, shape: tuple[int, ...]) -> int:
         """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
         use by the network."""
-        return 32 if self._forms_jacobian(shape) else 128
+        return 32 if self._forms_jacobian(shape) else 256
+
+    def tolerance(self, shape: tuple[int, ...]) -> float:
+        """Of the steps: Strang's splitting needs fewer than `Paths`, fewest where each step is whole."""
+        return (16.0 if self._forms_jacobian(shape) else 4.0) * TOL
 
     def _along(self, x, times, key) -> Weighted:
         """Weights from t = 0: one chain on the grid, and a branch from it to each time."""
