@@ -437,7 +437,7 @@ def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):
     system = ad.systems.particles()
     model = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=256, width=8, depth=1)
     assert "PathwiseDSM" in capsys.readouterr().out
-    assert model.objective.pairs_per_path == 256
+    assert model.objective.pairs_per_path == 128
     assert all(np.isfinite(row["loss"]) for row in model.history)
     small = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=48, width=8, depth=1, progress=False)
     assert small.objective.pairs_per_path == 48

@@ -201,7 +201,7 @@ def test_preparing_fills_what_was_left_open():
     assert objective.pairs_per_path == 32  # small states; large coupled ones have more
     chain = ad.Process(lambda y, t: jnp.roll(jnp.tanh(y), 1) - y, 1.0, 1.0)
     large = ad.PathwiseDSM(chain, 4.0, steps=8).prepare(lambda k, n: jax.random.normal(k, (n, 12)), key=KEY)
-    assert large.pairs_per_path == 256
+    assert large.pairs_per_path == 128
     assert objective.for_batch(20).pairs_per_path == 20
     assert ad.PathwiseDSM(COUPLED, pairs_per_path=64).for_batch(40).pairs_per_path == 64
     assert objective.target.forward.steps != 256

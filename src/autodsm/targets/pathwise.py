@@ -125,11 +125,11 @@ class Pathwise(AbstractTarget):
     def default_pairs(self, shape: tuple[int, ...]) -> int:
         """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
         use by the network."""
-        return 32 if self._forms_jacobian(shape) else 256
+        return 32 if self._forms_jacobian(shape) else 128
 
     def tolerance(self, shape: tuple[int, ...]) -> float:
         """Of the steps: Strang's splitting needs fewer than `Paths`, fewest where each step is whole."""
-        return (16.0 if self._forms_jacobian(shape) else 4.0) * TOL
+        return (16.0 if self._forms_jacobian(shape) else 8.0) * TOL
 
     def _along(self, x, times, key) -> Weighted:
         """Weights from t = 0: one chain on the grid, and a branch from it to each time."""
