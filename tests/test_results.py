@@ -88,6 +88,13 @@ def test_tables_lose_nothing_in_a_narrow_terminal(capsys):
     assert "…" not in capsys.readouterr().out
 
 
+def test_tables_take_brackets_as_they_are(capsys):
+    grid = Grid("Of x[t]", ["", "E[x⁴]"], [["at [t]", "1"]])
+    Console(width=80, force_terminal=False).print(results._rich(grid))
+    told = capsys.readouterr().out
+    assert all(text in told for text in ("Of x[t]", "E[x⁴]", "at [t]"))
+
+
 def test_a_quick_run_is_of_one_seed_and_says_nothing(toy, monkeypatch, tmp_path, capsys):
     run(monkeypatch, "reproduce", "toy", "--quick", "--seed", "4", "--out", tmp_path / "run")
     assert toy.done == [("a", 4)]

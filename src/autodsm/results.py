@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .errors import check_name
@@ -212,9 +213,9 @@ def _markdown(grid: Grid) -> list[str]:
 
 
 def _rich(grid: Grid) -> Table:
-    table = Table(title=grid.title)
+    table = Table(title=escape(grid.title))  # E[x²] is no markup
     for i, column in enumerate(grid.columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
+        table.add_column(escape(column), justify="right" if i else "left", overflow="fold")
     for row in grid.rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table

@@ -238,7 +238,8 @@ def report(numbers: dict) -> list[str | Grid]:
         said.append(
             f"{AGREES}, local-DSM is ahead of ISM at equal time even so: its error at t = 0.1 is {final[paper]:.2g} "
             f"after {seconds[paper][-1]:.0f} s, that of ISM with SiLU {meanwhile:.2g} after "
-            f"{seconds[fair][at_once]:.0f} s (local-DSM with SiLU was not trained)."
+            f"{seconds[fair][at_once]:.0f} s, where its rate of learning has not fallen yet (local-DSM with SiLU was "
+            "not trained)."
         )
     if sooner:
         said.append(
