@@ -1,6 +1,9 @@
 """The command line and the experiments behind it."""
 
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -217,3 +220,9 @@ def test_bad_training_commands(autodsm, tmp_path, arguments, text):
     assert done.returncode == 2
     assert text in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_importing_starts_no_device():
+    """It takes a share of a second or of a device's memory, and comes before a program may join others by `jax`."""
+    environment = {**os.environ, "JAX_PLATFORMS": "none-such"}
+    subprocess.run([sys.executable, "-c", "import autodsm.cli"], env=environment, check=True, timeout=300)
