@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from scipy.linalg import expm
 
 import autodsm as ad
 from autodsm.fokker_planck import evolve_1d, transition_1d
@@ -13,7 +14,7 @@ from autodsm.fokker_planck_2d import solve_2d
 from autodsm.linalg import inverse_and_log_det
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
-from autodsm.targets.pathwise import Weighted, _taylor, choose_forgetting
+from autodsm.targets.pathwise import Weighted, choose_forgetting
 
 N = 100_000
 MATRIX = jnp.array([[0.9, 0.2], [-0.3, 0.7]])
@@ -98,26 +99,24 @@ def test_a_wrong_pathwise_target_is_noticed(monkeypatch):
     assert np.abs(stein_z_scores(target, shape, [1.9])).max() > 6
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("name", COUPLED)
-def test_differential_form_is_of_second_order(x64, name, share):
+def test_differential_form_is_of_third_order(x64, name):
     """Averaged over every probe of signs, which makes the trace exact, the weight after a step differs from the exact
-    one by O(h³), the state not at all. A share of it, taken once at the end of a chain, by O(h²) and O(h⁴)."""
+    one by O(h⁴), the state not at all."""
     process, shape = COUPLED[name]
     d = int(np.prod(shape))
     y = jnp.asarray(np.linspace(-0.5, 0.8, d)).reshape(shape)
     probes = jnp.asarray(1.0 - 2.0 * ((np.arange(2**d)[:, None] >> np.arange(d)) & 1)).reshape(-1, *shape)
-    target = Pathwise(process, Paths(process, 32), exact=True)
+    exact, differential = (Pathwise(process, Paths(process, 32), exact=exact) for exact in (True, False))
     state = Weighted(y, 0.3 - y, jnp.asarray(0.7))
     errors = []
-    for h in (0.04, 0.02):
-        found = jax.vmap(lambda p, h=h: _taylor(process.f, state, 0.5, h, p).at(share))(probes)
-        want = target._drift(state, 0.5, 0.5 + share * h)
-        errors.append([jnp.max(jnp.abs(found.Z.mean(0) - want.Z)), jnp.max(jnp.abs(found.y[0] - want.y))])
-    (coarse, coarse_y), (fine, fine_y) = np.array(errors)
-    assert coarse < (1e-3 if share == 1.0 else 1e-2)
-    assert np.log2(coarse / fine) == pytest.approx(3.0 if share == 1.0 else 2.0, abs=0.4)
-    assert coarse_y < 1e-12 if share == 1.0 else np.log2(coarse_y / fine_y) > 3.5
+    for h in (0.08, 0.04):
+        found = jax.vmap(lambda p, h=h: differential._drift(state, 0.5, 0.5 + h, p))(probes)
+        want = exact._drift(state, 0.5, 0.5 + h, None)
+        np.testing.assert_allclose(found.y, np.broadcast_to(want.y, found.y.shape), atol=1e-14)
+        errors.append(np.abs(found.Z.mean(0) - want.Z).max())
+    assert errors[0] < 1e-3
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(4.0, abs=0.4)
 
 
 def test_differential_form_has_the_right_mean():
@@ -126,22 +125,32 @@ def test_differential_form_has_the_right_mean():
     assert np.abs(stein_z_scores(target, shape, [0.5, 2.0])).max() < 4.5
 
 
-def test_noise_that_is_as_old_as_the_middle_of_its_step(x64):
-    """Without drift's own motion: noise δy and weight Z of each unit of noise, for a matrix A that is not symmetric.
-    `Σ δy δyᵀ = hQ + ½h² (AQ + QAᵀ)` and, by which the target is one, `Σ Z δyᵀ = ω h`; both up to O(h³)."""
+@pytest.mark.parametrize("exact", [True, False])
+def test_noise_of_a_step_in_a_linear_drift(x64, monkeypatch, exact):
+    """Derivatives by the noise, for a matrix A that is not symmetric: what they add up to is the variance of the step,
+    `∫ exp(uA) Q exp(uA)ᵀ du`, up to the O(h⁵) of Simpson's rule (and the O(h⁴) of the drift, times the noise's h) and,
+    by which the target is one, `Σ Z δyᵀ = Ω`, exactly with Jacobians."""
     a, g = np.array([[-1.0, 2.0], [0.3, -0.5]]), np.array([[1.0, 0.4], [0.0, 0.7]])
-    target = Pathwise(ad.linear(a, g, t1=2.0), Paths(ad.linear(a, g, t1=2.0), 8))
-    state, q = Weighted(jnp.array([0.3, -0.2]), jnp.zeros(2), jnp.zeros(())), g @ g.T
-    errors = []
-    for h in (0.04, 0.02):
-        kicked = jax.vmap(lambda xi, h=h: target._kick(state, 0.5, 0.5 + h, xi, aged=True))(jnp.eye(2))
-        moved = np.asarray(kicked.y - state.y)
-        want = h * q + 0.5 * h**2 * (a @ q + q @ a.T)
-        pair = np.asarray(kicked.Z).T @ moved - float(kicked.omega[0]) * np.eye(2)
-        errors.append([np.abs(moved.T @ moved - want).max(), np.abs(pair).max()])
-    coarse, fine = np.array(errors)
-    assert np.all(coarse < 1e-4)
-    np.testing.assert_allclose(np.log2(coarse / fine), 3.0, atol=0.1)
+    process = ad.linear(a, g, t1=2.0)
+    target = Pathwise(process, Paths(process, 8), exact=exact)
+    nodes, shares = np.polynomial.legendre.leggauss(12)
+    errors, identities = [], []
+    for h in (0.4, 0.2):
+        grown = [expm(0.5 * h * (1.0 + node) * a) @ g for node in nodes]
+        variance = 0.5 * h * sum(share * each @ each.T for share, each in zip(shares, grown, strict=True))
+
+        def end(xi, h=h):
+            monkeypatch.setattr(Pathwise, "_noise", lambda *_: (xi, jnp.ones((1, 2, 2))))
+            path = target._path(jnp.zeros(2), jnp.array([0.5, 0.5 + h]), jax.random.key(0))
+            return jax.tree.map(lambda leaf: leaf[0], path)
+
+        slopes = jax.jacobian(end)(jnp.zeros((1, 3, 2)))
+        moved, weights = (np.asarray(slope).reshape(2, 6) for slope in slopes[:2])
+        errors.append(np.abs(moved @ moved.T - variance).max())
+        identities.append(np.abs(weights @ moved.T - float(end(jnp.zeros((1, 3, 2))).omega) * np.eye(2)).max())
+    assert errors[0] < 2e-3
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(5.0, abs=0.4)
+    assert max(identities) < 1e-14 if exact else np.log2(identities[0] / identities[1]) > 4.4
 
 
 @pytest.mark.parametrize("n", [2, 50])
@@ -154,22 +163,22 @@ def test_states_follow_a_moving_trap(n, x64, monkeypatch):
     target = ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(0)).target
     steps, start = len(target.forward.grid) - 1, jnp.broadcast_to(jnp.array([2.0, 0.0]), (n, 2))
 
-    def state(x, chain, branch, t):
-        given = iter([(chain, jnp.ones_like(chain)), (branch, branch)])
-        monkeypatch.setattr(Pathwise, "_noise", lambda self, key, count, like: next(given))
+    def state(x, noise, t):
+        probes = jnp.ones((steps + 1, 2, n, 2))
+        monkeypatch.setattr(Pathwise, "_noise", lambda self, key, count, like: (noise, probes))
         return target._along(x, t[None], jax.random.key(0)).y[0]  # `draw` lets no derivative through
 
-    none = jnp.zeros((steps, n, 2)), jnp.zeros((1, n, 2))
+    none = jnp.zeros((steps + 1, 3, n, 2))  # one step more: the time asked for ends one
 
-    def relative(x, chain, branch, t):  # one of the modes in which particles move against each other
-        y = state(x, chain, branch, t)
+    def relative(x, noise, t):  # one of the modes in which particles move against each other
+        y = state(x, noise, t)
         return (y[0, 0] - y[1, 0]) / np.sqrt(2.0)
 
     times = jnp.linspace(0.35, 2.13, 24)
-    means = jax.jit(jax.vmap(lambda t: state(start, *none, t)))(times)
-    slopes = jax.jit(jax.vmap(lambda t: jax.grad(relative, argnums=(0, 1, 2))(start, *none, t)))(times)
-    from_start, *from_noise = (np.sum(np.asarray(s) ** 2, axis=tuple(range(1, s.ndim))) for s in slopes)
-    variance = 0.25**2 * from_start + sum(from_noise)
+    means = jax.jit(jax.vmap(lambda t: state(start, none, t)))(times)
+    slopes = jax.jit(jax.vmap(lambda t: jax.grad(relative, argnums=(0, 1))(start, none, t)))(times)
+    from_start, from_noise = (np.sum(np.asarray(s) ** 2, axis=tuple(range(1, s.ndim))) for s in slopes)
+    variance = 0.25**2 * from_start + from_noise
     exact = [ad.reference.harmonic_particles(float(t)) for t in times]
     np.testing.assert_allclose(means, np.stack([[e.mean] * n for e in exact]), atol=1.5e-3)
     np.testing.assert_allclose(variance, [e.fluctuation for e in exact], rtol=6e-3)
@@ -424,36 +433,47 @@ def test_paths_of_sharp_laws_take_short_steps():
 
 def test_flows_of_the_scores_of_paths_keep_variances():
     """The flow of a score carries states by the true drift, where those it learned from took steps of a scheme: if the
-    two disagree by little in a unit of time, they do by ten times as much after ten. In a state of paths,
-    `d log Var/dt = (2 E[f·(y − m)] + g²)/Var` for a component; averaged here from t = 2 to 10, four turns of the trap.
+    two disagree by little in a unit of time, they do by ten times as much after ten. In states and scores of paths,
+    `d log Var/dt = (2 E[f·(y − m)] − g² E[ŝ·(y − m)])/Var` for a component, and E[ŝ·(y − m)] = −1 for an exact score;
+    averaged here from t = 2 to 10, four turns of the trap.
     """
     (process, y0, _), n = ad.systems.particles(), 40_000
     times = np.linspace(2.0, 10.0, 33)
     x, keys = y0(jax.random.key(0), n), jax.random.split(jax.random.key(1), n)
-    pathwise = ad.PathwiseDSM(process, forgetting=1.0).prepare(y0, key=jax.random.key(2)).target
+    pathwise = ad.PathwiseDSM(process).prepare(y0, key=jax.random.key(2)).target
     local = ad.LocalDSM(process).prepare(y0, key=jax.random.key(2)).target
 
-    def deviation(forward):
-        """In standard errors."""
+    def deviation(draw):
+        """In standard errors; and these, in percent of the variance in a unit of time."""
 
         def one(x, k):
-            y = forward.states(x, jnp.asarray(times), key=k)
-            return y, jax.vmap(process.f)(y, jnp.asarray(times))
+            y, pull = draw(x, jnp.asarray(times), k)
+            return y, jax.vmap(process.f)(y, jnp.asarray(times)), pull
 
         many = jax.jit(lambda x, k: jax.lax.map(lambda each: one(*each), (x, k), batch_size=4000))
-        y, f = (np.asarray(v, float) for v in many(x, keys))
+        y, f, pull = (np.asarray(v, float) for v in many(x, keys))
         y = y - y.mean(axis=0)
         variance = y.var(axis=0)
-        rates = (2 * f * y + float(process.g(0.0)) ** 2) / variance
+        rates = (2 * f * y - float(process.g(0.0)) ** 2 * (-1.0 if pull.ndim == 1 else pull * y)) / variance
         weights = np.array([0.5, *np.ones(31), 0.5]) / 32
         turned = np.log(variance[-1] / variance[0]) / 8
         grown = turned + (y[:, -1] ** 2 / variance[-1] - y[:, 0] ** 2 / variance[0]) / 8
         gone = (np.tensordot(rates, weights, (1, 0)) - grown).mean(axis=(1, 2))
-        return gone.mean() / (gone.std() / np.sqrt(n))
+        error = gone.std() / np.sqrt(n)
+        return gone.mean() / error, 100 * error
 
-    assert abs(deviation(local)) < 4.5
-    assert abs(deviation(pathwise)) < 4.5
-    assert deviation(Paths(process, 176)) < -9  # steps that change means and variances by less than half a percent
+    def weighted(x, times, key):
+        found = pathwise.draw(x, times, key=key)
+        return found.y[:, 0], found.score[:, 0]
+
+    def states_of(forward):  # with the exact score of their law
+        return lambda x, times, key: (forward.states(x, times, key=key), jnp.zeros(()))
+
+    for draw in (states_of(local), weighted):
+        found, error = deviation(draw)
+        assert abs(found) < 4.5
+        assert error < 0.15
+    assert deviation(states_of(Paths(process, 176)))[0] < -9  # that change means and variances by less than .5 %
 
 
 def test_many_coupled_coordinates_form_no_matrix():

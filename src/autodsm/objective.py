@@ -31,7 +31,7 @@ from .process import Process
 from .schedule import AbstractSchedule, FromZero, ScheduledPairs
 from .simulate import LOOK, initial_states
 from .targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise
-from .targets.pathwise import choose_forgetting
+from .targets.pathwise import TOL_WEIGHTED, choose_forgetting
 from .targets.untabulated import Untabulated
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
@@ -180,7 +180,7 @@ class DSM(AbstractObjective):
         if isinstance(target, Untabulated):
             target = target.build(y0, shape, key=keys[0])
         if "steps" in self.open:
-            tol = target.tolerance(shape) if isinstance(target, Pathwise) else None
+            tol = TOL_WEIGHTED if isinstance(target, Pathwise) else None
             target = eqx.tree_at(lambda o: o.forward, target, Paths.for_process(self.process, y0, key=keys[1], tol=tol))
         if "forgetting" in self.open and isinstance(target, Pathwise):
             chosen = choose_forgetting(target, y0, key=keys[2])
@@ -263,9 +263,7 @@ def PathwiseDSM(
     `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
     target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
     states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
-    In its differential form, that of large coupled states, the target has an error of second order in the steps: less
-    than a percent of `E[ŝ·(y − m)] = −d` for five repelling particles, with the steps that `prepare` takes. Errors of
-    its paths add up in the flow of the score: it gains 0.4 % of their variance in a unit of time; `steps=` takes more.
+    In its differential form, that of large coupled states, the target has an error of third order in the steps.
     """
     forward = Paths(process, DEFAULT_STEPS if steps is None else steps)
     rate = 0.0 if forgetting is None else forgetting

@@ -6,16 +6,19 @@ Let (Z, Ω) satisfy `E[Z ψ(y)] = Ω E[∇ψ(y)]` for all ψ, as (0, 0) does; th
 - under noise `y⁺ = y + √h g ξ`, when `Z⁺ = Z + ω√h Q⁻¹g ξ`, `Ω⁺ = Ω + ω h`, for any ω ≥ 0;
 - when both are multiplied by the same number, e.g. `exp(−ρ ω h)`: the target forgets.
 
-A path is a chain of such steps (Strang's splitting: half a step of drift, the noise, half a step of drift; two half
-steps in a row are taken as one), which is of weak order two. Drift alone is followed to order three, by Kutta's method:
-a force that turns with time moves many coordinates together, and a shift that is small against the deviation of each
-is not small against that of their mean. With Gaussian noise and Jacobians the target is *exact* for the chain itself,
-however coarse. ρ and the window over which (Z, Ω) is built up change only the target's variance.
+A path is a chain of such steps: in each, a sixth of its noise, half of its drift, two thirds of the noise, the other
+half of the drift, and the last sixth of the noise. That is of weak order two as Strang's splitting is, but for a linear
+drift the variance of a step is Simpson's rule for `∫ exp(uA) Q exp(uA)ᵀ du`, so that steps may be longer (the shares
+are Chin's, Phys. Lett. A 226, 1997). Small errors matter: the flow of a learned score follows the true drift, and if
+the states it was learned from follow another, the difference adds up with time. Drift alone is followed to order three,
+by Kutta's method: a force that turns with time moves many coordinates together, and a shift that is small against the
+deviation of each is not small against that of their mean. Steps end at all times that are asked for. With Gaussian
+noise and Jacobians the target is *exact* for the chain itself, however coarse. ρ and the window over which (Z, Ω) is
+built up change only the target's variance.
 
 For elementwise drifts J is its diagonal, for small coupled states it is formed and solved with. For large ones no
-matrix is formed: to second order Z follows `Ż = −AᵀZ + Ω ∇(∇·f)`, A and ∇·f at the midpoint, which is a series of
-vector–Jacobian products; the divergence is estimated with one random probe (`E vᵀA v = tr A`). That step is known
-within it too (`Taylor`), so that a branch costs no more than what the drift does to its own noise.
+matrix is formed: Z follows `Ż = −AᵀZ + Ω ∇(∇·f)` beside y, to order three as well; the divergence is estimated with one
+random probe (`E vᵀA v = tr A`), in which Z is linear.
 """
 
 import math
@@ -35,11 +38,12 @@ from ..schedule import ScheduledPairs
 from ..simulate import four_point, initial_states, signs
 from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
-from .paths import TOL, Paths
+from .paths import Paths
 
+TOL_WEIGHTED = 0.08
+"""The tolerance of `choose_steps` for these paths: the drift changes by a quarter of itself in a step."""
 MAX_EXACT = 8
 """Largest number of coupled coordinates for which Jacobians are formed, unless asked for by `exact=True`."""
-_ORDER = 3
 
 
 class Weighted(NamedTuple):
@@ -48,18 +52,6 @@ class Weighted(NamedTuple):
     y: State
     Z: State
     omega: Array
-
-
-class Taylor(NamedTuple):
-    """A step of drift as a polynomial in the share of it that is done."""
-
-    start: Weighted
-    first: Weighted
-    second: Weighted
-    third: Weighted
-
-    def at(self, share) -> Weighted:
-        return jax.tree.map(lambda a, b, c, d: a + share * (b + share * (c + share * d)), *self)
 
 
 class Pathwise(AbstractTarget):
@@ -127,71 +119,48 @@ class Pathwise(AbstractTarget):
         use by the network."""
         return 32 if self._forms_jacobian(shape) else 128
 
-    def tolerance(self, shape: tuple[int, ...]) -> float:
-        """Of the steps: Strang's splitting needs fewer than `Paths`, fewest where each step is whole."""
-        return (16.0 if self._forms_jacobian(shape) else 8.0) * TOL
-
     def _along(self, x, times, key) -> Weighted:
-        """Weights from t = 0: one chain on the grid, and a branch from it to each time."""
-        grid = self.forward.grid.astype(x.dtype)
-        middles = jnp.concatenate([grid[:1], 0.5 * (grid[1:] + grid[:-1])])  # the drift has acted up to these
-        chain_key, branch_key = jax.random.split(key)
-        n = len(grid) - 1
-
-        exact = self._forms_jacobian(x.shape)
-
-        def step(state, inputs):
-            i, xi, probe = inputs
-            a, b = middles[i], middles[i + 1]
-            passed = state if exact else _taylor(self.process.f, state, a, b - a, probe)
-            state = self._drift(state, a, b) if exact else passed.at(1.0)
-            return self._kick(state, grid[i], grid[i + 1], xi), passed
-
-        start = Weighted(x, jnp.zeros_like(x), jnp.zeros((), x.dtype))
-        xi, probes = self._noise(chain_key, n, x)
-        _, chain = jax.lax.scan(step, start, (jnp.arange(n), xi, probes))
-
-        index = jnp.clip(jnp.searchsorted(grid, times, side="right") - 1, 0, n - 1)
-        xi, _ = self._noise(branch_key, len(times), x)
-
-        def branch(i, t, xi):
-            passed, a = jax.tree.map(lambda leaf: leaf[i], chain), middles[i]
-            if exact:
-                middle = 0.5 * (grid[i] + t)
-                return self._drift(self._kick(self._drift(passed, a, middle), grid[i], t, xi), middle, t)
-            return self._kick(passed.at((t - a) / (middles[i + 1] - a)), grid[i], t, xi, aged=True)
-
-        return jax.vmap(branch)(index, times, xi)
+        """Weights from t = 0 at all times: one path, whose steps end at the points of the grid and at the times."""
+        knots = jnp.sort(jnp.concatenate([self.forward.grid.astype(x.dtype), times]))
+        path = self._path(x, knots, key)
+        at = jnp.searchsorted(knots[1:], times)
+        return jax.tree.map(lambda leaf: leaf[at], path)
 
     def _windows(self, x, times, key) -> Weighted:
-        """Weights from s(t) on: a chain of its own for each time."""
+        """Weights from s(t) on: a path of its own for each time."""
         assert self.schedule is not None
-        path_key, chain_key = jax.random.split(key)
+        start_key, path_key = jax.random.split(key)
         s = self.schedule(times).astype(x.dtype)
-        starts = self.forward.states(x, s, key=path_key)
-        n = self.window_steps
+        starts = self.forward.states(x, s, key=start_key)
+        shares = jnp.linspace(0.0, 1.0, self.window_steps + 1, dtype=x.dtype)
 
         def one(y, s, t, key):
-            xi, probes = self._noise(key, n + 1, y)
-            h = (t - s) / n
+            return jax.tree.map(lambda leaf: leaf[-1], self._path(y, s + (t - s) * shares, key))
 
-            def step(state, inputs):
-                i, xi, probe = inputs
-                state = self._drift(state, s + jnp.maximum(i - 0.5, 0.0) * h, s + (i + 0.5) * h, probe)
-                return self._kick(state, s + i * h, s + (i + 1) * h, xi), None
+        return jax.vmap(one)(starts, s, times, jax.random.split(path_key, len(times)))
 
-            start = Weighted(y, jnp.zeros_like(y), jnp.zeros((), y.dtype))
-            state, _ = jax.lax.scan(step, start, (jnp.arange(n, dtype=y.dtype), xi[:-1], probes[:-1]))
-            return self._drift(state, t - 0.5 * h, t, probes[-1])
+    def _path(self, x, knots, key) -> Weighted:
+        """The path from x, and the weight along it, at all knots but the first."""
 
-        return jax.vmap(one)(starts, s, times, jax.random.split(chain_key, len(times)))
+        def step(state, inputs):
+            a, b, xi, probes = inputs
+            middle = 0.5 * (a + b)
+            state = self._kick(state, a, b, xi[0], 1 / 6)
+            state = self._drift(state, a, middle, probes[0])
+            state = self._kick(state, a, b, xi[1], 4 / 6)
+            state = self._drift(state, middle, b, probes[1])
+            state = self._kick(state, a, b, xi[2], 1 / 6)
+            return state, state
+
+        start = Weighted(x, jnp.zeros_like(x), jnp.zeros((), x.dtype))
+        return jax.lax.scan(step, start, (knots[:-1], knots[1:], *self._noise(key, len(knots) - 1, x)))[1]
 
     def _noise(self, key, n: int, x) -> tuple[Array, Array]:
         """Noise and probes for n steps, drawn together, which is much cheaper than one by one."""
         noise_key, probe_key = jax.random.split(key)
         draw = jax.random.normal if self.gaussian else four_point
-        xi = draw(noise_key, (n, *self.process.noise_shape(x.shape)), x.dtype)
-        return xi, jnp.zeros((n, 0)) if self._forms_jacobian(x.shape) else signs(probe_key, (n, *x.shape), x.dtype)
+        xi = draw(noise_key, (n, 3, *self.process.noise_shape(x.shape)), x.dtype)
+        return xi, jnp.zeros((n, 2)) if self._forms_jacobian(x.shape) else signs(probe_key, (n, 2, *x.shape), x.dtype)
 
     def _forms_jacobian(self, shape: tuple[int, ...]) -> bool:
         structure = self.process.structure_for(shape)
@@ -199,10 +168,9 @@ class Pathwise(AbstractTarget):
             return True
         return structure.rows <= MAX_EXACT if self.exact is None else self.exact
 
-    def _kick(self, state: Weighted, a, b, xi, *, aged: bool = False) -> Weighted:
-        """Noise of the step from a to b. `aged`, it came at the middle of the step: the drift has acted on it for the
-        half of it. New at the end, it would leave the variance `−½h² (AQ + QAᵀ)` off: too large in a contraction."""
-        h, shape = b - a, state.y.shape
+    def _kick(self, state: Weighted, a, b, xi, share: float) -> Weighted:
+        """A share of the noise of the step from a to b."""
+        h, shape = share * (b - a), state.y.shape
         g = self.process.g(0.5 * (a + b)).astype(state.y.dtype)
         noise = jnp.sqrt(h) * self.process.diffuse(0.5 * (a + b), xi, shape)
         omega = jnp.mean(noise_diagonal(g))
@@ -212,20 +180,15 @@ class Pathwise(AbstractTarget):
             weight = structure.join(structure.matvec(inverse, structure.split(noise)))
         else:
             weight = noise / expand_noise(g, shape) ** 2
-        if aged:
-            push = jax.jvp(lambda y: self.process.f(y, b), (state.y,), (noise,))[1]
-            pull = jax.vjp(lambda y: self.process.f(y, b), state.y)[1]
-            # To first order both, one the inverse of the other: what bends the noise would have to bend the weight too.
-            noise, weight = noise + 0.5 * h * push, weight - 0.5 * h * pull(weight)[0]
         kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
-    def _drift(self, state: Weighted, a, b, probe=None) -> Weighted:
+    def _drift(self, state: Weighted, a, b, probe) -> Weighted:
         y, Z, omega = state
-        h, f = b - a, self.process.f
+        f = self.process.f
 
         def phi(y):
-            return y + _kutta(f, y, a, h)[-1]
+            return _kutta(f, y, a, b - a)
 
         structure = self.process.structure_for(y.shape)
         if isinstance(structure, Elementwise):
@@ -237,44 +200,24 @@ class Pathwise(AbstractTarget):
             slope = jax.grad(lambda y: jnp.sum(inverse_and_log_det(structure.jacobian(phi, y)[1])[1]))(y)
             Z = structure.matvec(inverse_and_log_det(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
-        return _taylor(self.process.f, state, a, h, probe).at(1.0)
+
+        def rates(pair, t):
+            def change(y):
+                slope, bend = jax.jvp(lambda y: f(y, t), (y,), (probe,))
+                return jnp.sum(omega * probe * bend - pair[1] * slope), slope
+
+            change_of_weight, slope = jax.grad(change, has_aux=True)(pair[0])
+            return slope, change_of_weight
+
+        return Weighted(*_kutta(rates, (y, Z), a, b - a), omega)
 
 
-def _kutta(f, y: State, t, h) -> tuple[State, State, State, State]:
-    """Kutta's method of order three: the drift at the start, middle and end of a step h, and how far y moves in it."""
-    first = f(y, t)
-    second = f(y + 0.5 * h * first, t + 0.5 * h)
-    third = f(y + h * (2.0 * second - first), t + h)
-    return first, second, third, h / 6.0 * (first + 4.0 * second + third)
-
-
-def _taylor(f, state: Weighted, t, h, probe) -> Taylor:
-    """The drift of a step h without matrices. Kutta's method of order three gives the state at its end and middle, and
-    with the slope there a cubic for y, good to O(h⁴) at any share. With `Z′ = −AᵀZ + Ω ∇(∇·f)` at that middle, Z is
-    `Z + φ₁(−hAᵀ) h Z′`, where `φ₁(x) = (eˣ − 1)/x` is a short series: good to O(h³), at a share to O(h²)."""
-    y, Z, omega = state
-    half = t + 0.5 * h
-    first, second, third, moved = _kutta(f, y, t, h)
-    middle = y + h / 24.0 * (5.0 * first + 8.0 * second - third)
-
-    def change(y):
-        slope, bend = jax.jvp(lambda y: f(y, half), (y,), (probe,))
-        return jnp.sum(omega * probe * bend - Z * slope), slope
-
-    rate, slope = jax.grad(change, has_aux=True)(middle)
-    pull = jax.vjp(lambda y: f(y, half), middle)[1]
-    term, rest = h * rate, jnp.zeros_like(Z)
-    for k in range(2, _ORDER + 1):
-        term = -h / k * pull(term)[0]
-        rest = rest + term
-    cubic = 4.0 * (moved - h * slope)  # so that the polynomial ends at `moved`, with this slope halfway
-    none, zero = jnp.zeros_like(Z), jnp.zeros_like(omega)
-    return Taylor(
-        state,
-        Weighted(h * first, h * rate, zero),
-        Weighted(moved - h * first - cubic, rest, zero),
-        Weighted(cubic, none, zero),
-    )
+def _kutta(rate, y, t, h):
+    """A step h by Kutta's method of order three, of an array or of several."""
+    first = rate(y, t)
+    second = rate(jax.tree.map(lambda y, a: y + 0.5 * h * a, y, first), t + 0.5 * h)
+    third = rate(jax.tree.map(lambda y, a, b: y + h * (2.0 * b - a), y, first, second), t + h)
+    return jax.tree.map(lambda y, a, b, c: y + h / 6.0 * (a + 4.0 * b + c), y, first, second, third)
 
 
 def _per_state(value: Float[Array, " k"], like: Array) -> Array:
