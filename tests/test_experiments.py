@@ -9,7 +9,8 @@ import pytest
 from autodsm import cli
 from autodsm.data import checkerboard
 from autodsm.experiments import EXPERIMENTS
-from autodsm.experiments.checkerboard import off_squares
+from autodsm.experiments.checkerboard import FEWER, METHODS, combine, figures, off_squares, report
+from autodsm.experiments.experiment import AGREES, DIFFERS
 from autodsm.experiments.gradient_variance import LAMBDAS, REFERENCE, Gradient, same_mean
 from autodsm.experiments.images import Setting, scale_of
 from autodsm.experiments.swimmer import exact_moments, moments
@@ -91,6 +92,25 @@ def test_checkerboard_compares_with_the_exact_score(numbers):
     assert np.all(error["default"][-1, 2:] < 0.05)
     assert np.all(error["ISM, SiLU"][-1] < 1.0)  # better than no score
     assert methods["default"]["mmd2"]["value"][-1] < 5 * methods["default"]["floor"]["value"][-1]
+
+
+@pytest.mark.parametrize("ahead", ["local-DSM", "ISM", "neither"])
+def test_checkerboard_compares_at_equal_time(ahead):
+    """By samples off the squares, of trainings of different lengths: a tenth or two tenths of them, more or less."""
+
+    def trial(name, seed):
+        share = 0.2 if name.startswith("ISM") == (ahead == "local-DSM") else 0.1
+        count = int(1000 * (share if ahead != "neither" else 0.15)) + 7 * seed
+        samples = np.where(np.arange(1000)[:, None] < count, [0.5, 1.5], 0.5)
+        row = {"error": [0.4, 0.2, 0.1, 0.1, 0.1], "mmd2": 0.01, "floor": 0.02, "samples": samples.tolist()}
+        steps = [1, 2, 3, 4] if name == FEWER else [1, 2, 3, 4, 5]
+        return {"rows": [{**row, "step": step, "seconds": 0.1 * step} for step in steps]}
+
+    trials = {name: [trial(name, seed) for seed in range(3)] for name in METHODS}
+    numbers = combine(trials)
+    assert set(figures(trials, numbers)) == {"checkerboard", "checkerboard-samples"}
+    said = next(text for text in report(numbers)[1:] if "at about equal time" in text)
+    assert said.startswith({"local-DSM": AGREES, "ISM": DIFFERS, "neither": "That local-DSM"}[ahead])
 
 
 def test_moments_of_the_swimmer():

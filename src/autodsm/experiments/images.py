@@ -49,7 +49,8 @@ ISM_COST = 2.0
 PRIORS: dict[str, dist.Distribution] = {
     "logistic": dist.Logistic(0.0, 1.0),
     "mixture": dist.MixtureSameFamily(
-        dist.Categorical(np.float32([0.5, 0.5])), dist.Normal(np.float32([-0.5, 0.5]), np.float32(np.sqrt(0.5)))
+        dist.Categorical(np.array([0.5, 0.5], np.float32)),
+        dist.Normal(np.array([-0.5, 0.5], np.float32), np.float32(np.sqrt(0.5))),
     ),
 }
 

@@ -209,7 +209,8 @@ class Pathwise(AbstractTarget):
             change_of_weight, slope = jax.grad(change, has_aux=True)(pair[0])
             return slope, change_of_weight
 
-        return Weighted(*_kutta(rates, (y, Z), a, b - a), omega)
+        y, Z = _kutta(rates, (y, Z), a, b - a)
+        return Weighted(y, Z, omega)
 
 
 def _kutta(rate, y, t, h):
