@@ -225,4 +225,6 @@ def test_bad_training_commands(autodsm, tmp_path, arguments, text):
 def test_importing_starts_no_device():
     """It takes a share of a second or of a device's memory, and comes before a program may join others by `jax`."""
     environment = {**os.environ, "JAX_PLATFORMS": "none-such"}
-    subprocess.run([sys.executable, "-c", "import autodsm.cli"], env=environment, check=True, timeout=300)
+    command = [sys.executable, "-c", "import autodsm.cli"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -197,7 +197,7 @@ def test_paths_follow_a_moving_trap(x64):
     assert off[0] / off[1] == pytest.approx(4.0, rel=0.2)
 
 
-def test_steps_chosen_for_the_differential_form_leave_a_percent():
+def test_steps_chosen_for_the_differential_form_leave_no_error_to_be_seen():
     """Five repelling particles, ten coordinates: `E[ŝ·(y − m)]/d = −1`, averaged over the steps of a path."""
     system, n = ad.systems.particles(), 8192
     objective = ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(0))
@@ -206,7 +206,7 @@ def test_steps_chosen_for_the_differential_form_leave_a_percent():
     found = jax.jit(jax.vmap(lambda x, k: objective.target.draw(x, times, key=k)))(x, keys)
     y, score = np.asarray(found.y[:, :, 0], np.float64), np.asarray(found.score[:, :, 0], np.float64)
     values = np.mean(np.sum(score * (y - y.mean(axis=0)), axis=(2, 3)) / 10, axis=1)
-    assert abs(values.mean() + 1.0) < 0.01 + 3.0 * values.std() / np.sqrt(n)
+    assert abs(values.mean() + 1.0) < 4.5 * values.std() / np.sqrt(n)
 
 
 def test_a_window_follows_the_steps_of_its_paths():
