@@ -1,10 +1,12 @@
-"""How much of a training step on images is signal: gradients of one batch against their mean, before any training.
+"""How much of a training step on images is signal: gradients of one batch against their mean, before training and
+after some.
 
-    python benchmarks/image_noise.py [--scale digits] [--batches 64]
+    python benchmarks/image_noise.py [--scale digits] [--batches 64] [--steps 300]
 
-All objectives are weighted as in the bound, and so have the same expected gradient g: their |g|² agree within errors.
-They differ in the noise of a batch around it, tr Cov. While the ratio |g|²/tr Cov is far below one a step is mostly
-noise, and it takes one over that ratio many of them to see where to go.
+All objectives are weighted as in the bound, and so have the same expected gradient g of the same network: their |g|²
+agree within errors. They differ in the noise of a batch around it, tr Cov. While the ratio |g|²/tr Cov is far below one
+a step is mostly noise, and it takes one over that ratio many of them to see where to go. Before training only the last
+layer has a gradient, as it is zero; so it is measured also after some steps of the tabulated objective.
 """
 
 import math
@@ -65,23 +67,27 @@ def signal_and_noise(g: np.ndarray) -> tuple[Estimate, float]:
     return Estimate(float(signal), float(error)), float(own.mean() - signal)
 
 
-def main(scale: Literal["digits", "small", "paper"] = "digits", batches: int = 64) -> None:
+def main(scale: Literal["digits", "small", "paper"] = "digits", batches: int = 64, steps: int = 300) -> None:
     """Compare the gradients of objectives.
 
     Args:
         scale: of the experiments on images: which images, network and batch.
         batches: how many gradients each objective is judged by.
+        steps: of the training, after which they are taken again.
     """
     console = Console(width=110)
-    title = f"Gradients of untrained networks, {scale}: {batches} batches"
-    table = Table("prior", "objective", "|E g|²", "tr Cov of a batch", "ratio", title=title)
-    cases = [(prior, method) for prior in PRIORS for method in METHODS]
-    for prior, method in track(cases, description="gradients", console=console):
-        setting = Setting.make(scale_of(scale, quick=False), prior)
-        network = setting.network(key=jax.random.key(0))
-        found = gradients(setting, method, network, batches=batches, key=jax.random.key(1))
-        signal, noise = signal_and_noise(found)
-        table.add_row(prior, method, str(signal), f"{noise:.3g}", f"{signal.value / noise:.2g}")
+    size = scale_of(scale, quick=False)._replace(steps=steps)
+    table = Table("prior", "steps", "objective", "|E g|²", "tr Cov of a batch", "ratio")
+    table.title = f"Gradients, {scale}: {batches} batches of {size.batch} evaluations"
+    for prior in PRIORS:
+        setting = Setting.make(size, prior)
+        trained = setting.train("tabulated, ELBO", key=jax.random.key(0)).last
+        networks = {0: setting.network(key=jax.random.key(0)), steps: trained}
+        cases = [(count, method) for count in networks for method in METHODS]
+        for count, method in track(cases, description=f"gradients, {prior}", console=console):
+            found = gradients(setting, method, networks[count], batches=batches, key=jax.random.key(1))
+            signal, noise = signal_and_noise(found)
+            table.add_row(prior, str(count), method, str(signal), f"{noise:.3g}", f"{signal.value / noise:.2g}")
     console.print(table)
 
 

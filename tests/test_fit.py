@@ -20,7 +20,7 @@ from autodsm.marginals import POINTS, Marginals
 from autodsm.network import MLP, Score, TimeFeatures
 from autodsm.record import describe
 from autodsm.reference import linear_moments
-from autodsm.targets import Local, Pathwise, Tabulated
+from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.train import TrainingError
 
 OU = ad.Process(lambda y, t: -y, 1.0, 1.0)
@@ -297,9 +297,14 @@ def test_keys_of_a_run_are_used_once():
 # Against exact scores
 
 
+@eqx.filter_jit
+def evaluated(score, ys, t):
+    return jax.vmap(lambda y: score(y, t))(ys)
+
+
 def error(score, t, y, exact, weight=None):
     """`E|s_θ − s|² / E|s|²`."""
-    found = np.asarray(eqx.filter_jit(jax.vmap(lambda y: score(y, jnp.float32(t))))(jnp.asarray(y, jnp.float32)))
+    found = np.asarray(evaluated(score, jnp.asarray(y, jnp.float32), jnp.float32(t)))
     weight = np.ones(len(y)) if weight is None else weight
     return float(weight @ np.sum((found - exact) ** 2, -1) / (weight @ np.sum(exact**2, -1)))
 
@@ -435,12 +440,42 @@ def test_waves_of_the_default_network_fade_where_noise_smooths_everything():
 def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):
     """What `prepare` chooses for it is what training is planned with."""
     system = ad.systems.particles()
-    model = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=256, width=8, depth=1)
+    network = small_network(system.process, (5, 2))
+    model = ad.fit(*system[:2], key=jax.random.key(0), network=network, steps=3, batch_size=256)
     assert "PathwiseDSM" in capsys.readouterr().out
     assert model.objective.pairs_per_path == 128
     assert all(np.isfinite(row["loss"]) for row in model.history)
-    small = ad.fit(*system[:2], key=jax.random.key(0), steps=3, batch_size=48, width=8, depth=1, progress=False)
-    assert small.objective.pairs_per_path == 48
+    objective = ad.PathwiseDSM(system.process, None, 1.0, steps=16)  # all but the number of draws is given
+    small = set_up(*system[:2], key=jax.random.key(0), objective=objective, network=network, steps=3, batch_size=48)
+    assert small.plan.pairs == small.objective.pairs_per_path == 48
+
+
+def test_images_get_a_unet():
+    prior = dist.Logistic(0.0, 1.0)
+    setup = set_up(ad.langevin(prior), ad.data.digits(), prior=prior, width=8, batch_size=8, key=jax.random.key(0))
+    assert setup.reason.startswith("TabulatedDSM")
+    net = setup.network.net
+    assert isinstance(net, ad.network.UNet)
+    assert [len(net.down), net.enter.weight.shape[-1]] == [2, 8]  # 8×8 and 4×4
+    assert setup.network.spread == pytest.approx(np.pi / np.sqrt(3), rel=0.05)
+    y = jnp.ones((1, 8, 8))
+    np.testing.assert_allclose(setup.network(y, 0.5), -np.tanh(y / 2), rtol=1e-5)  # ∇ log of the prior, to start with
+    with pytest.raises(ValueError, match="depth=2 is not for the U-Net"):
+        set_up(ad.langevin(prior), ad.data.digits(), depth=2, key=jax.random.key(0))
+
+
+def test_moments_of_a_pilot_in_parts():
+    """Of 200 coordinates the pilot goes in eight parts; together they are those of all states at once."""
+    process, n = ad.vp(), 4096
+    forward = Paths(process, 8)
+    x = np.random.default_rng(0).normal(1.0, 0.5, (n, 200)).astype(np.float32)
+    key = jax.random.key(0)
+    found = Marginals.estimate(process, lambda key, n: x[:n], forward, key=key, n=n)
+    times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1)
+    keys = jax.random.split(jax.random.split(key)[1], n)
+    states = np.asarray(jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)[::32]))(x, keys))
+    np.testing.assert_allclose(found.mean[::32], states.mean(0, np.float64), atol=1e-6)
+    np.testing.assert_allclose(found.std[::32], states.std(0, np.float64), rtol=1e-5)
 
 
 def test_linear_processes_get_kernels_of_few_coordinates_only():

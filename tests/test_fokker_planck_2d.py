@@ -8,6 +8,7 @@ import pytest
 import autodsm as ad
 from autodsm.fokker_planck_2d import _remap, solve_2d
 from autodsm.reference import linear_moments
+from batches import in_batches
 
 MEAN0, COV0 = np.array([1.0, 0.5]), np.array([[0.2, 0.05], [0.05, 0.15]])
 
@@ -224,8 +225,8 @@ def test_swimmer_against_paths():
 
     key0, key = jax.random.split(jax.random.key(4))
     times = jnp.arange(1.0, 6.0)
-    simulate = jax.jit(jax.vmap(lambda y, k: ad.simulate(system.process, y, times, key=k, steps=100)))
-    paths = np.asarray(simulate(system.y0(key0, n), jax.random.split(key, n)), float)[:, ::2]
+    one = lambda y, k: ad.simulate(system.process, y, times, key=k, steps=100)  # noqa: E731
+    paths = np.asarray(in_batches(one, system.y0(key0, n), jax.random.split(key, n)), float)[:, ::2]
     for k in range(3):
         p = grid.q[k].reshape(bins[0], fine, bins[1], fine).sum(axis=(1, 3)) * grid.area
         counts, _, _ = np.histogram2d(paths[:, k, 0], paths[:, k, 1], bins=bins, range=ranges)

@@ -9,7 +9,9 @@ import pytest
 
 import autodsm as ad
 from autodsm import cli, data
-from autodsm.experiments.images import LAM, PRIORS, SCALES, Setting, over_images, scale_of, told
+from autodsm.experiments import cifar10_lambda, cifar10_samples
+from autodsm.experiments.experiment import AGREES, DIFFERS
+from autodsm.experiments.images import LAM, PRIORS, SCALES, Setting, about, over_images, scale_of, told
 from autodsm.network import Score, UNet
 
 
@@ -70,7 +72,7 @@ def test_a_network_that_predicts_noise():
 
 def test_bits_of_a_known_density(x64):
     """With the score of the prior, the model is the prior, and the bound is tight from any image: its mean is log π."""
-    setting = Setting.make(scale_of("digits", quick=True)._replace(examples=200, draws=256), "mixture")
+    setting = Setting.make(scale_of("digits", quick=True)._replace(examples=200, draws=256, batch=8192), "mixture")
     slope = jax.grad(lambda y: jnp.sum(setting.prior.log_prob(y)))
     found = setting.bits(lambda y, t: slope(y), "ism", key=jax.random.key(3), decoder=False)
     _, xs = setting.held_out(key=jax.random.split(jax.random.key(3))[0])
@@ -125,7 +127,9 @@ def test_processes_with_velocities_learn_on_images(name):
     net = UNet(shape, clock, key=jax.random.key(0), channels=8, levels=(1,), blocks=1, attention=(), dropout=0.0)
     slope = jax.grad(law.log_prob)
     network = Score(net, clock, parameterization="residual", base=lambda y, t: slope(y))
-    model = ad.fit(process, y0, network=network, steps=4, batch_size=8, key=jax.random.key(1), progress=False)
+    objective = ad.LocalDSM(process, steps=32, variance_reduction="none") if name == "underdamped" else None
+    options = dict(objective=objective, network=network, steps=4, batch_size=8, progress=False)
+    model = ad.fit(process, y0, key=jax.random.key(1), **options)
     assert np.isfinite([row["loss"] for row in model.history]).all()
     bound = ad.ELBO(process, law, kind="local-dsm", draws=4, steps=16)
     assert np.isfinite(bound.values(model.score, y0(jax.random.key(2), 2), key=jax.random.key(3))).all()
@@ -144,4 +148,55 @@ def test_errors_over_images_and_seeds():
     ("count", "size"), [(176849, "176,849"), (1.53e6, "1.5 million"), (35.7e6, "36 million"), (180.6e6, "181 million")]
 )
 def test_the_size_of_a_network_in_words(count, size):
-    assert told({"parameters": count, "batch": 4.0}) == f"U-Nets of {size} parameters, 4 images in a batch"
+    assert told({"parameters": count, "batch": 4.0}) == f"U-Nets of {size} parameters, 4 evaluations in a step"
+
+
+def test_images_seen_and_equal_time():
+    """Pairs of opposite noise see half as many images, and ISM takes fewer steps."""
+    setting = Setting.make(scale_of("digits", quick=True)._replace(steps=42), "mixture")
+    score = setting.network(key=jax.random.key(0))
+    history = [{"step": 42, "steps_per_s": 2.0}]
+    for method, images in (("local-DSM, ELBO", 42 * 32), ("antithetic local-DSM, ELBO", 42 * 16)):
+        found = about(score, history, setting.scale, evaluations=setting.objective(method).evaluations)
+        assert (found["images"], found["seconds"]) == (images, 21.0)
+    assert setting.steps("tabulated, ELBO") == 42
+    assert setting.steps("ISM, ELBO") == 20
+
+
+def of_seeds(value, stderr=np.nan):
+    return {"value": value, "stderr": stderr}
+
+
+@pytest.mark.parametrize(
+    ("local", "ism", "said"),
+    [
+        (of_seeds(0.2, 0.01), of_seeds(0.3, 0.01), AGREES),
+        (of_seeds(0.3, 0.01), of_seeds(0.2, 0.01), DIFFERS),
+        (of_seeds(0.3, 0.04), of_seeds(0.2, 0.04), "No verdict: samples of local-DSM are at 0.300 ± 0.040"),
+        (of_seeds(0.3), of_seeds(0.2), "No verdict from one seed: samples of local-DSM are at 0.3 from"),
+    ],
+)
+def test_verdicts_on_samples_need_seeds(local, ism, said):
+    about = dict.fromkeys(("parameters", "batch", "steps", "seconds", "floor"), of_seeds(1.0))
+    found = {"local-DSM, perceptual": local, "ISM": ism, "tabulated, perceptual": of_seeds(0.1, 0.01)}
+    text = cifar10_samples.report({f"mixture: {name}": {**about, "mmd2": mmd2} for name, mmd2 in found.items()})[-1]
+    assert text.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        (of_seeds(0.0, 0.01), "logistic: local-DSM's value at λ = 0.05 is 0.000 ± 0.010 bits below"),
+        (of_seeds(0.15, 0.01), AGREES),
+        (of_seeds(-0.2, 0.01), DIFFERS),  # the paper has 0.146 ± 0.119
+    ],
+)
+def test_verdicts_over_lambda_know_the_errors_of_the_paper(less, said):
+    model = {"parameters": 1.0, "batch": 1.0, "steps": 1, "images": 2}
+    numbers = dict.fromkeys(cifar10_lambda.BOUNDS, of_seeds(3.0, 0.1))
+    lesses = dict.fromkeys(cifar10_lambda.BOUNDS, less)
+    texts = cifar10_lambda.report({"priors": {"logistic": {**model, "bits": numbers, "less_than_ism": lesses}}})
+    assert any(text.startswith(said) for text in texts if isinstance(text, str))
+    assert sum(text.startswith((AGREES, DIFFERS)) for text in texts if isinstance(text, str)) == (
+        said in (AGREES, DIFFERS)
+    )

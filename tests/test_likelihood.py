@@ -167,7 +167,7 @@ def test_bits_per_dim():
     # Uniform over all levels: log p = −d log(width) exactly codes log2(levels) bits.
     for width in (1.0, 2.0):
         uniform = Estimate(-12 * np.log(width), 0.0)
-        assert ad.bits_per_dim(uniform, (3, 4), width=width).value == pytest.approx(8.0)
+        assert ad.bits_per_dim(uniform, (3, 4), levels=256, width=width).value == pytest.approx(8.0)
 
 
 def test_a_wrong_score_loses_its_fisher_divergence():
@@ -186,6 +186,18 @@ def test_bad_input():
     process, score = ad.vp(), lambda y, t: -y
     with pytest.raises(ValueError, match=r"lam=0.1 has no meaning for kind='ism'"):
         ad.ELBO(process, PRIOR, lam=0.1)
+    with pytest.raises(ValueError, match=r"steps=9 has no meaning for kind='tabulated'"):
+        ad.ELBO(process, PRIOR, kind="tabulated", steps=9, y_range=(-1.0, 1.0), shape=(2,))
+    with pytest.raises(ValueError, match=r"shape=\(2,\) has no meaning for kind='ism'"):
+        ad.ELBO(process, PRIOR, shape=(2,))
+    with pytest.raises(ValueError, match='probes=3 has no meaning for divergence="exact"'):
+        ad.ELBO(process, PRIOR, probes=3)
+    with pytest.raises(ValueError, match='probes=3 has no meaning for divergence="exact"'):
+        ad.log_likelihood(process, score, PRIOR, jnp.zeros(2), probes=3)
+    with pytest.raises(ValueError, match=r"3072 derivatives .* Use divergence=\"hutchinson\""):
+        ad.elbo(process, score, PRIOR, jnp.zeros((3, 32, 32)), key=KEY)
+    with pytest.raises(ValueError, match=r"width=0 must be"):
+        ad.bits_per_dim(Estimate(0.0, 1.0), (2,), levels=256, width=0)
     with pytest.raises(FloatingPointError, match="bound is not finite for 3 of 3 examples"):
         ad.ELBO(process, PRIOR, draws=4).average(lambda y, t: y * jnp.nan, jnp.ones((3, 2)), key=KEY)
     with pytest.raises(ValueError, match=r"prior has shape \(3,\), the state has shape \(2,\)"):
@@ -210,7 +222,8 @@ def test_bad_input():
 def test_a_time_at_the_very_start(monkeypatch, kind):
     """A draw may fall on δ itself, where a kernel from δ has no width."""
     monkeypatch.setattr("autodsm.likelihood.jax.random.uniform", lambda *a, **k: jnp.zeros(()))
-    assert np.isfinite(ad.elbo(ad.vp(), lambda y, t: -y, PRIOR, jnp.ones(2), key=KEY, kind=kind, draws=4))
+    options = dict(kind=kind, draws=4, decoder=False)
+    assert np.isfinite(ad.elbo(ad.vp(), lambda y, t: -y, PRIOR, jnp.ones(2), key=KEY, **options))
 
 
 CORRELATED = np.array([[0.8, 0.0], [0.5, 0.4]])

@@ -34,8 +34,8 @@ def shaken(net, scale=0.3):
     """The network with noise on every trained array: the last layer is zero otherwise, and so is all that is seen."""
     params, rest = eqx.partition(net, trainable(net))
     leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    leaves = [x + scale * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
+    rng = np.random.default_rng(7)
+    leaves = [jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
     return eqx.combine(jax.tree.unflatten(tree, leaves), rest)
 
 

@@ -11,6 +11,7 @@ import autodsm as ad
 from autodsm.clock import Clock
 from autodsm.network import MLP, Score
 from autodsm.targets import Paths, Tabulated
+from batches import in_batches
 
 KEY = jax.random.key(0)
 ELEMENTWISE = ad.langevin(dist.Logistic(0.3, 0.8), ad.LinearBeta(0.1, 10.0))
@@ -44,12 +45,12 @@ def value_and_gradient(objective, n, seed=0):
     net = Fixed(jnp.array([0.8, 0.5]))
 
     def one(x, k, u):
-        loss = lambda net: objective(net, x, key=k, u=u)  # noqa: E731
+        draws = objective.draws(x, key=k, u=u)
+        loss = lambda net: jnp.mean(jax.vmap(lambda draw: objective.at(net, draw))(draws))  # noqa: E731
         value, grad = eqx.filter_value_and_grad(loss)(net)
-        zero = objective(lambda y, t: jnp.zeros_like(y), x, key=k, u=u)
-        return jnp.concatenate([(value - zero)[None], grad.theta])
+        return jnp.concatenate([(value - loss(lambda y, t: jnp.zeros_like(y)))[None], grad.theta])
 
-    found = np.asarray(jax.jit(jax.vmap(one))(x, jax.random.split(key, n), u), np.float64)
+    found = np.asarray(in_batches(one, x, jax.random.split(key, n), u), np.float64)
     return found.mean(0), found.std(0) / np.sqrt(n)
 
 
@@ -161,7 +162,8 @@ def test_coordinates_without_noise_are_not_trained():
     system = ad.systems.swimmer()
     for weighting in ("perceptual", "likelihood", "score"):
         objective = ad.LocalDSM(system.process, 1e-2, steps=32, weighting=weighting)
-        grad = jax.grad(lambda a, o=objective: o(lambda y, t: a * y, jnp.array([0.5, 1.0]), key=KEY))(jnp.ones(2))
+        loss = lambda a, o=objective: o(lambda y, t: a * y, jnp.array([0.5, 1.0]), key=KEY)  # noqa: E731
+        grad = jax.jit(jax.grad(loss))(jnp.ones(2))
         assert grad[0] == 0
         assert grad[1] != 0
 
@@ -249,6 +251,8 @@ def test_bad_arguments():
         (lambda: ad.LocalDSM(COUPLED, -1.0), "lam=-1.0"),
         (lambda: ad.PathwiseDSM(COUPLED, steps=0), "steps=0"),
         (lambda: ad.ISM(COUPLED, divergence="exakt"), "Did you mean 'exact'"),
+        (lambda: ad.ISM(COUPLED, probes=2), 'probes=2 has no meaning for divergence="exact"'),
+        (lambda: ad.ISM(ad.vp()).prepare(np.zeros((9, 3, 32, 32)), key=KEY), 'Use divergence="hutchinson"'),
         (lambda: ad.LocalDSM(COUPLED, 1e-2, prior=dist.Normal(0, 1)), "prior is only used by"),
         (lambda: ad.TabulatedDSM(ELEMENTWISE)(lambda y, t: y, jnp.zeros(2), key=KEY), "range of the tabulated kernel"),
         (lambda: ad.LocalDSM(COUPLED, 1e-2, pairs_per_path=0), "pairs_per_path=0"),

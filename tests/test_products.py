@@ -10,6 +10,7 @@ from scipy.special import ndtr
 import autodsm as ad
 from autodsm import products
 from autodsm.products import solve_products, uniform_on
+from batches import in_batches
 
 WEIGHTS = (0.3, 0.7)
 INTERVALS = (((0.3, 1.2), (-1.5, 0.1)), ((-2.0, -0.4), (0.5, 1.5)))  # [component][coordinate], no symmetry
@@ -93,7 +94,7 @@ def test_paths_from_the_checkerboard_have_its_density():
     mixture = products.checkerboard(process, times, x_range=(-14.0, 14.0), cells=1400, steps=10)
     data_key, path_key = jax.random.split(jax.random.key(0))
     y0, keys = ad.data.checkerboard(data_key, n), jax.random.split(path_key, n)
-    paths = jax.jit(jax.vmap(lambda y, k: ad.simulate(process, y, jnp.array(times), key=k)))(y0, keys)
+    paths = in_batches(lambda y, k: ad.simulate(process, y, jnp.array(times), key=k), y0, keys)
     for k, extent in enumerate((3.5, 10.0)):
         y, area = lattice(-extent, extent, 350)
         q, _ = evaluate(mixture, y, k)

@@ -24,6 +24,7 @@ SHIPPED = {
     "sub_vp": (ad.sub_vp(), (7,), Elementwise),
     "ve": (ad.ve(), (7,), Elementwise),
     "cld": (ad.cld(), (2, 3, 4), Blocks),
+    "underdamped": (ad.underdamped(dist.Logistic(0.0, 1.0)), (2, 3, 32, 32), Blocks),
     "linear": (ad.linear(np.array([[0.0, 1.0], [-1.0, 0.0]]), 1.0, t1=1.0), (2,), Dense),
     "diagonal linear": (ad.linear(np.diag([1.0, 2.0]), 1.0, t1=1.0), (2,), Elementwise),
 }

@@ -15,6 +15,7 @@ from autodsm.linalg import inverse_and_log_det
 from autodsm.targets import Local, Paths, Pathwise, Tabulated
 from autodsm.targets.paths import choose_steps, time_grid
 from autodsm.targets.pathwise import Weighted, choose_forgetting
+from batches import in_batches
 
 N = 100_000
 MATRIX = jnp.array([[0.9, 0.2], [-0.3, 0.7]])
@@ -64,18 +65,23 @@ def start(shape):
     return lambda key, n: 0.7 * jax.random.normal(key, (n, *shape)) + 0.3
 
 
+@eqx.filter_jit
+def drawn(target, x, times, keys):
+    return in_batches(lambda x, k: target.draw(x, times, key=k), x, keys)
+
+
+@jax.jit
+def residuals(y, s):
+    found = [jax.vmap(jax.vmap(jax.value_and_grad(phi)))(y) for phi in TESTS]
+    return jnp.stack([value[..., None] * s + slope for value, slope in found])
+
+
 def stein_z_scores(target, shape, times, n=N, seed=0):
     """`E[ŝ φ + ∇φ]` in standard errors, for each time, test function and coordinate."""
     x_key, draw_key = jax.random.split(jax.random.key(seed))
     x = start(shape)(x_key, n)
-    draw = jax.jit(jax.vmap(lambda x, k: target.draw(x, jnp.asarray(times), key=k)))(x, jax.random.split(draw_key, n))
+    draw = drawn(target, x, jnp.asarray(times), jax.random.split(draw_key, n))
     y, s = draw.y[:, :, 0].reshape(n, len(times), -1), draw.score[:, :, 0].reshape(n, len(times), -1)
-
-    @jax.jit
-    def residuals(y, s):
-        found = [jax.vmap(jax.vmap(jax.value_and_grad(phi)))(y) for phi in TESTS]
-        return jnp.stack([value[..., None] * s + slope for value, slope in found])
-
     found = np.asarray(residuals(y, s), np.float64)  # (tests, n, times, coordinates)
     return found.mean(1) / (found.std(1) / np.sqrt(n))
 
@@ -109,10 +115,15 @@ def test_differential_form_is_of_third_order(x64, name):
     probes = jnp.asarray(1.0 - 2.0 * ((np.arange(2**d)[:, None] >> np.arange(d)) & 1)).reshape(-1, *shape)
     exact, differential = (Pathwise(process, Paths(process, 32), exact=exact) for exact in (True, False))
     state = Weighted(y, 0.3 - y, jnp.asarray(0.7))
+
+    @jax.jit
+    def both(h):
+        found = jax.vmap(lambda p: differential._drift(state, 0.5, 0.5 + h, p))(probes)
+        return found, exact._drift(state, 0.5, 0.5 + h, None)
+
     errors = []
     for h in (0.08, 0.04):
-        found = jax.vmap(lambda p, h=h: differential._drift(state, 0.5, 0.5 + h, p))(probes)
-        want = exact._drift(state, 0.5, 0.5 + h, None)
+        found, want = both(h)
         np.testing.assert_allclose(found.y, np.broadcast_to(want.y, found.y.shape), atol=1e-14)
         errors.append(np.abs(found.Z.mean(0) - want.Z).max())
     assert errors[0] < 1e-3
@@ -160,7 +171,7 @@ def test_states_follow_a_moving_trap(n, x64, monkeypatch):
     that are chosen. A shift of all particles by a hundredth of their deviation would be a tenth of that of the mean of
     fifty, and of every current."""
     system = ad.systems.harmonic_particles(n)
-    target = ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(0)).target
+    target = ad.PathwiseDSM(system.process, forgetting=0.0).prepare(system.y0, key=jax.random.key(0)).target
     steps, start = len(target.forward.grid) - 1, jnp.broadcast_to(jnp.array([2.0, 0.0]), (n, 2))
 
     def state(x, noise, t):
@@ -197,13 +208,19 @@ def test_paths_follow_a_moving_trap(x64):
     assert off[0] / off[1] == pytest.approx(4.0, rel=0.2)
 
 
-def test_steps_chosen_for_the_differential_form_leave_no_error_to_be_seen():
+@pytest.fixture(scope="module")
+def five_particles():
+    """The system, and the pathwise target that it gets."""
+    system = ad.systems.particles()
+    return system, ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(2)).target
+
+
+def test_steps_chosen_for_the_differential_form_leave_no_error_to_be_seen(five_particles):
     """Five repelling particles, ten coordinates: `E[ŝ·(y − m)]/d = −1`, averaged over the steps of a path."""
-    system, n = ad.systems.particles(), 8192
-    objective = ad.PathwiseDSM(system.process).prepare(system.y0, key=jax.random.key(0))
+    (system, target), n = five_particles, 8192
     times = jnp.linspace(0.3, 10.0, 128)
     x, keys = system.y0(jax.random.key(1), n), jax.random.split(jax.random.key(2), n)
-    found = jax.jit(jax.vmap(lambda x, k: objective.target.draw(x, times, key=k)))(x, keys)
+    found = drawn(target, x, times, keys)
     y, score = np.asarray(found.y[:, :, 0], np.float64), np.asarray(found.score[:, :, 0], np.float64)
     values = np.mean(np.sum(score * (y - y.mean(axis=0)), axis=(2, 3)) / 10, axis=1)
     assert abs(values.mean() + 1.0) < 4.5 * values.std() / np.sqrt(n)
@@ -227,7 +244,7 @@ def test_pathwise_on_a_linear_process_has_the_exact_score_as_its_mean():
     process = ad.systems.ornstein_uhlenbeck(rate=1.3, noise=0.8, t1=2.0).process
     target = Pathwise(process, Paths(process, 32), forgetting=1.0)
     x, t, n = jnp.array([0.7]), 1.1, N
-    draw = jax.jit(jax.vmap(lambda k: target.draw(x, jnp.array([t]), key=k)))(jax.random.split(jax.random.key(3), n))
+    draw = in_batches(lambda k: target.draw(x, jnp.array([t]), key=k), jax.random.split(jax.random.key(3), n))
     y, s = (np.asarray(v[:, 0, 0, 0], float) for v in (draw.y, draw.score))
     mean, var = 0.7 * np.exp(-1.3 * t), 0.64 / 2.6 * (1 - np.exp(-2.6 * t))
     slope, intercept = np.polyfit(y - mean, s, 1)
@@ -423,7 +440,7 @@ def test_paths_of_sharp_laws_take_short_steps():
     keys, starts = jax.random.split(jax.random.key(1), n), system.y0(jax.random.key(0), n)
 
     def found(paths):
-        states = jax.jit(jax.vmap(lambda x, k: paths.states(x, jnp.asarray(times), key=k)))(starts, keys)
+        states = in_batches(lambda x, k: paths.states(x, jnp.asarray(times), key=k), starts, keys)
         squares = np.asarray((states[..., 1] - states[..., 0] ** 3) ** 2, float)
         return (squares.mean(axis=0) - exact) / (squares.std(axis=0) / np.sqrt(n))
 
@@ -431,16 +448,15 @@ def test_paths_of_sharp_laws_take_short_steps():
     assert np.abs(found(Paths(system.process, 24))).max() > 5  # so the test can fail
 
 
-def test_flows_of_the_scores_of_paths_keep_variances():
+def test_flows_of_the_scores_of_paths_keep_variances(five_particles):
     """The flow of a score carries states by the true drift, where those it learned from took steps of a scheme: if the
     two disagree by little in a unit of time, they do by ten times as much after ten. In states and scores of paths,
     `d log Var/dt = (2 E[f·(y − m)] − g² E[ŝ·(y − m)])/Var` for a component, and E[ŝ·(y − m)] = −1 for an exact score;
     averaged here from t = 2 to 10, four turns of the trap.
     """
-    (process, y0, _), n = ad.systems.particles(), 40_000
+    ((process, y0, _), pathwise), n = five_particles, 40_000
     times = np.linspace(2.0, 10.0, 33)
     x, keys = y0(jax.random.key(0), n), jax.random.split(jax.random.key(1), n)
-    pathwise = ad.PathwiseDSM(process).prepare(y0, key=jax.random.key(2)).target
     local = ad.LocalDSM(process).prepare(y0, key=jax.random.key(2)).target
 
     def deviation(draw):
@@ -450,8 +466,7 @@ def test_flows_of_the_scores_of_paths_keep_variances():
             y, pull = draw(x, jnp.asarray(times), k)
             return y, jax.vmap(process.f)(y, jnp.asarray(times)), pull
 
-        many = jax.jit(lambda x, k: jax.lax.map(lambda each: one(*each), (x, k), batch_size=4000))
-        y, f, pull = (np.asarray(v, float) for v in many(x, keys))
+        y, f, pull = (np.asarray(v, float) for v in in_batches(one, x, keys, size=500))
         y = y - y.mean(axis=0)
         variance = y.var(axis=0)
         rates = (2 * f * y - float(process.g(0.0)) ** 2 * (-1.0 if pull.ndim == 1 else pull * y)) / variance

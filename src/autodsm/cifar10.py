@@ -45,7 +45,8 @@ def check_folder(folder: Path) -> None:
     if missing:
         raise FileNotFoundError(
             f"CIFAR-10 is not in {folder} ({', '.join(missing)} missing). Import it: autodsm data cifar10 --from PATH, "
-            "where PATH is a folder or an archive of its binary version; or --download."
+            "where PATH is a folder or an archive of its binary version; or --download. Data are kept in the folder "
+            "that the variable AUTODSM_DATA names, or else in the user's cache."
         )
     for name in CHECKSUMS:
         if (size := (folder / name).stat().st_size) != RECORD * RECORDS:

@@ -125,15 +125,16 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Import a data set, verified, so that experiments find it."""
+    """Import a data set, verified, so that experiments find it.
+
+    It is kept in the folder that the variable AUTODSM_DATA names, or else in the user's cache.
+    """
 
     name: tyro.conf.Positional[Literal["cifar10"]]
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """A folder, or an archive (.tar.gz, .tgz), with the binary version of CIFAR-10."""
     download: bool = False
     """Fetch the official archive instead."""
-    out: Path | None = None
-    """Folder to write; by default one in the user's cache, or in AUTODSM_DATA."""
 
 
 Command = (
@@ -215,7 +216,7 @@ def run_experiment(name: str, folder: RunFolder, console: Console, rest: Sequenc
 def import_data(command: Data, console: Console) -> None:
     if (command.source is None) == (not command.download):
         raise ValueError("give either --from PATH, a folder or an archive, or --download.")
-    out = cifar10.default_folder() if command.out is None else command.out
+    out = cifar10.default_folder()
     if command.source is None:
         cifar10.download(out, console.print)
     else:

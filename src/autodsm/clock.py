@@ -41,7 +41,11 @@ class Clock(eqx.Module):
         edges = np.interp(np.arange(8 * _POINTS + 1) / 8, np.arange(_POINTS + 1), edges)
         a, b = edges[:-1, None], edges[1:, None]
         with jax.ensure_compile_time_eval():
-            rates = jax.jit(jax.vmap(lambda t: noise_diagonal(process.g(t))))(jnp.ravel(a + (b - a) * _NODES))
+            if process.constant_noise:
+                rates = noise_diagonal(process.g(0.0))
+                rates = jnp.broadcast_to(rates, (64 * _POINTS, *rates.shape))
+            else:
+                rates = jax.jit(jax.vmap(lambda t: noise_diagonal(process.g(t))))(jnp.ravel(a + (b - a) * _NODES))
         pieces = (b - a) * np.einsum("n,pne->pe", _WEIGHTS, np.asarray(rates, float).reshape(8 * _POINTS, 8, -1))
         values = np.max(np.cumsum(pieces, axis=0)[7::8], axis=1)
         if not values[-1] > 0:

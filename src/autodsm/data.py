@@ -2,7 +2,7 @@
 
 Images of L levels are k = 0 … L−1 in every coordinate. A state is `2 (k + u)/L − 1`, u uniform in [0, 1): uniform
 dequantization, scaled to [−1, 1]. Bits per dimension of the levels follow from its density with an offset of
-`log2(L/2)`, 7 for bytes; see `likelihood.bits_per_dim` with width=2.
+`log2(L/2)`, 7 for bytes; see `likelihood.bits_per_dim`, with a width of 2.
 """
 
 import dataclasses
@@ -19,6 +19,8 @@ from ._types import PRNGKey
 from .errors import check_count, check_name
 
 SPLITS = ("train", "test")
+RANGE = (-1.0, 1.0)
+"""Where the values of images lie."""
 
 
 def checkerboard(key: PRNGKey, n: int) -> Float[Array, "n 2"]:
@@ -42,7 +44,7 @@ class Images:
         y = images(jax.random.key(0), 128)  # (128, 3, 32, 32), dequantized, half of them flipped
 
     Draws are at random, with replacement, and follow from the key alone: a resumed run sees the same. In a run on many
-    hosts, each takes `images.shard(jax.process_index(), jax.process_count())`.
+    hosts, each takes `images.shard(jax.process_index(), jax.process_count())`, and draws for itself from one key.
     """
 
     parts: tuple[np.ndarray, ...]
@@ -58,7 +60,7 @@ class Images:
 
     def __call__(self, key: PRNGKey, n: int) -> Float[Array, "n ..."]:
         check_count("n", n)
-        rng = _generator(key)
+        rng = self._generator(key)
         pixels = self.pixels(rng.integers(0, len(self), n))
         if self.flip:
             mirrored = rng.random(n) < 0.5
@@ -67,7 +69,7 @@ class Images:
 
     def states(self, indices, *, key: PRNGKey) -> Float[Array, "n ..."]:
         """Chosen images as states: dequantized, not flipped."""
-        return self._dequantized(self.pixels(indices), _generator(key))
+        return self._dequantized(self.pixels(indices), self._generator(key))
 
     def pixels(self, indices) -> np.ndarray:
         """Chosen images as levels, (n, channels, height, width)."""
@@ -93,8 +95,14 @@ class Images:
         return dataclasses.replace(self, rows=self.rows[index::count])
 
     def _dequantized(self, pixels: np.ndarray, rng: np.random.Generator) -> Array:
-        noise = rng.random(pixels.shape, np.float32)
+        # Of 2¹⁴ places within a level, none near its edges: in single precision a state stays in its level.
+        noise = (rng.integers(0, 1 << 14, pixels.shape, np.uint16) + np.float32(0.5)) / np.float32(1 << 14)
         return jnp.asarray(2.0 * (pixels + noise) / self.levels - 1.0, jnp.float32)
+
+    def _generator(self, key: PRNGKey) -> np.random.Generator:
+        """One for each key and shard."""
+        rows = self.rows
+        return np.random.default_rng([*np.asarray(jax.random.key_data(key)), rows.start, rows.step])
 
 
 def digits(split: str = "train") -> Images:
@@ -126,7 +134,3 @@ def cifar10(split: str = "train", folder: Path | str | None = None) -> Images:
 
 def _images(parts: Sequence[np.ndarray], shape: tuple[int, ...], *, levels: int, flip: bool) -> Images:
     return Images(tuple(parts), shape, levels, flip, range(sum(len(part) for part in parts)))
-
-
-def _generator(key: PRNGKey) -> np.random.Generator:
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from ._types import PRNGKey
 from .clock import Clock
 from .marginals import Marginals
-from .network import MLP, TIMES, Frozen, Score, TimeFeatures
+from .network import MLP, TIMES, Frozen, Score, TimeFeatures, UNet
 from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from .process import Process, check_invertible, is_invertible
 from .schedule import FromZero
@@ -107,7 +107,24 @@ def default_network(
     if prior is None:
         net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), clock, marginals)
         return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
-    prior_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
     fading = spread if is_invertible(process, shape, 0.5 * process.t1) else None
     net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), spread=fading, **size)
-    return Score(net, clock, parameterization="residual", base=lambda y, t: prior_score(y), spread=spread)
+    return Score(net, clock, parameterization="residual", base=_score_of(prior), spread=spread)
+
+
+def image_network(
+    process: Process, shape: tuple[int, ...], marginals: Marginals, prior, *, key: PRNGKey, width: int = 128
+) -> Score:
+    """A U-Net of `width` channels, halved down to four pixels (Ho et al.'s, for 32×32), as a residual on the score of
+    the prior, or predicting noise."""
+    clock, spread = Clock(process), float(jnp.sqrt(jnp.mean(marginals.std[-1] ** 2)))
+    halvings = [n for n in (1, 2, 3) if all(side % 2**n == 0 and side >> n >= 4 for side in shape[-2:])]
+    net = UNet(shape, clock, key=key, channels=width, levels=(1, *(2 for _ in halvings)))
+    if prior is None:
+        return Score(net, clock, spread=spread)
+    return Score(net, clock, parameterization="residual", base=_score_of(prior), spread=spread)
+
+
+def _score_of(prior) -> Callable:
+    slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+    return lambda y, t: slope(y)

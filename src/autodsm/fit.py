@@ -13,7 +13,8 @@ import numpy as np
 import optax
 
 from ._types import PRNGKey
-from .defaults import choose_objective, default_network
+from .data import Images
+from .defaults import choose_objective, default_network, image_network
 from .errors import check_count
 from .marginals import Marginals
 from .network import trainable
@@ -83,6 +84,10 @@ def set_up(
     size = {k: v for k, v in dict(width=width, depth=depth, activation=activation).items() if v is not None}
     if network is not None and size:
         raise ValueError(f"{', '.join(f'{k}={v}' for k, v in size.items())} is for the default network; one was given.")
+    if isinstance(y0, Images) and (vain := [f"{k}={v}" for k, v in size.items() if k != "width"]):
+        raise ValueError(
+            f"{', '.join(vain)} is not for U-Nets, the default for images. Give a network, or width alone."
+        )
     if optimizer is not None and learning_rate is not None:
         raise ValueError(f"learning_rate={learning_rate} is for the default optimizer; one was given.")
     example_key, objective_key, network_key, pilot_key, train_key = jax.random.split(key, 5)
@@ -118,8 +123,10 @@ def set_up(
         raise ValueError(problem)
     if network is None:
         forward_key, pilot_key = jax.random.split(pilot_key)
-        marginals = Marginals.estimate(process, y0, _forward(objective, process, y0, forward_key), key=pilot_key)
-        network = default_network(process, shape, marginals, prior, key=network_key, **size)
+        forward, images = _forward(objective, process, y0, forward_key), isinstance(y0, Images)
+        marginals = Marginals.estimate(process, y0, forward, key=pilot_key, n=64 if images else 4096)
+        make: Callable = image_network if images else default_network
+        network = make(process, shape, marginals, prior, key=network_key, **size)
         _check_network(network, x[0], process)
     config = {
         "process": fingerprint(process, x[:4]),
@@ -165,7 +172,8 @@ def fit(
     - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
     - `steps` (5000), `batch_size` (1024): evaluations of the network in a step.
     - `learning_rate` (3e-3): peak of the default optimizer's; `ema` (0.999): decay of the averaged weights.
-    - `width` (256), `depth` (3), `activation` ("gelu"): of the default network.
+    - `width` (256), `depth` (3), `activation` ("gelu"): of the default network. For `data.Images` that is a U-Net,
+      whose `width` are its channels (128).
     """
     check_count("checkpoint_every", checkpoint_every)
     if out is not None:

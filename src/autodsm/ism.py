@@ -1,5 +1,6 @@
 """Implicit score matching (Hyvärinen, 2005): `½‖s_θ‖²_Q + ∇·(Q s_θ)`: no target, at the price of a divergence."""
 
+import math
 import warnings
 
 import equinox as eqx
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .clock import TimeLaw
-from .errors import check_count, check_name
+from .errors import check_count
 from .network import non_smooth_activation
-from .noise import apply_Q, noisy
+from .noise import check_derivatives, check_divergence, implicit, noisy, unit_directions
 from .objective import DEFAULT_STEPS, AbstractObjective, replace
 from .process import Process
 from .simulate import initial_states
@@ -44,15 +45,14 @@ class ISM(AbstractObjective):
         process: Process,
         *,
         divergence: str = "exact",
-        probes: int = 1,
+        probes: int | None = None,
         forward: AbstractForward | None = None,
         steps: int | None = None,
         times: str = "uniform",
         t0: float | None = None,
         pairs_per_path: int | None = None,
     ):
-        check_name("divergence", divergence, ("exact", "hutchinson"))
-        check_count("probes", probes)
+        check_divergence(divergence, probes)
         pairs = 32 if pairs_per_path is None else pairs_per_path
         check_count("pairs_per_path", pairs)
         self.process = process
@@ -61,7 +61,7 @@ class ISM(AbstractObjective):
         self.forward = Paths(process, DEFAULT_STEPS if steps is None else steps) if forward is None else forward
         self.times = TimeLaw(process, times, t0)
         self.divergence = divergence
-        self.probes = probes
+        self.probes = 1 if probes is None else probes
         self.pairs_per_path = pairs
         self.noisy = None
 
@@ -77,7 +77,7 @@ class ISM(AbstractObjective):
         y = jax.lax.stop_gradient(self.forward.states(x, t, key=state_key))
         if self.divergence == "exact":
             return t, y, jnp.zeros((k, 0, *x.shape), x.dtype)
-        return t, y, jax.random.rademacher(probe_key, (k, self.probes, *x.shape), x.dtype)
+        return t, y, jax.random.rademacher(probe_key, (k, self.probes, *x.shape), x.dtype) / math.sqrt(self.probes)
 
     def at(self, score, draw):
         t, y, probes = draw
@@ -88,25 +88,17 @@ class ISM(AbstractObjective):
                 stacklevel=2,
             )
 
-        def flow(y):
-            s = score(y, t)
-            return apply_Q(self.process, t, s), s
-
-        Qs, push, s = jax.linearize(flow, y, has_aux=True)
-        exact = self.divergence == "exact"
-        along = self._units(y) if exact else probes
-        trace = jnp.sum(jax.vmap(lambda v: jnp.sum(v * push(v)))(along)) / (1 if exact else self.probes)
-        return (0.5 * jnp.sum(s * Qs) + trace) / self.times.density(t)
-
-    def _units(self, y):
-        rows = np.eye(y.size) if self.noisy is None else np.eye(y.size)[list(self.noisy)]
-        return jnp.asarray(rows, y.dtype).reshape(len(rows), *y.shape)
+        along = unit_directions(y, self.noisy) if self.divergence == "exact" else probes
+        return implicit(self.process, score, y, t, along)[0] / self.times.density(t)
 
     def prepare(self, y0, *, key):
         ready: ISM = self
-        if self.divergence == "exact" and self.process.constant_noise:
-            entered = np.asarray(noisy(self.process, 0.0, initial_states(y0, 1, key=key).shape[1:])).ravel()
-            ready = replace(ready, noisy=None if entered.all() else tuple(np.flatnonzero(entered).tolist()))
+        if self.divergence == "exact":
+            shape = initial_states(y0, 1, key=key).shape[1:]
+            if self.process.constant_noise:
+                entered = np.asarray(noisy(self.process, 0.0, shape)).ravel()
+                ready = replace(ready, noisy=None if entered.all() else tuple(np.flatnonzero(entered).tolist()))
+            check_derivatives(shape, None if ready.noisy is None else len(ready.noisy))
         if "steps" in self.open:
             forward = Paths(self.process, choose_steps(self.process, y0, key=key))
             ready = replace(ready, forward=forward, open=tuple(name for name in self.open if name == "pairs"))

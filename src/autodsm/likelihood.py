@@ -31,12 +31,12 @@ from jaxtyping import Array, Float
 
 from ._types import PRNGKey, State, StateLike
 from .clock import EARLIEST, TimeLaw
-from .errors import as_floating, check_count, check_name
+from .errors import as_floating, check_count, check_name, check_positive
 from .estimate import Estimate, chunk_for, estimate, over_samples
 from .kernel import transition
 from .linalg import inverse_and_log_det
-from .noise import apply_Q, divergence, inner
-from .probability_flow import DIVERGENCES, check_score, flow_with_density, trace_directions
+from .noise import check_divergence, divergence, implicit, inner, trace_directions
+from .probability_flow import check_score, flow_with_density
 from .process import Process
 from .sample import prior_shape
 from .schedule import ScheduledPairs
@@ -62,11 +62,12 @@ class ELBO(eqx.Module):
     - `lam`: λ of "local-dsm" (0.001).
     - `t0`: δ, by default `t1/1000`.
     - `draws`: times at which the integrand is evaluated, on one path.
-    - `steps`: of the path. Its error enters the bound once for each time the process relaxes: with 512, for Langevin
-      dynamics of ∫β = 10 towards a law of curvature 2, by a few thousandths of a nat for each coordinate.
+    - `steps`: of the path (512; "tabulated" has none). Its error enters the bound once for each time the process
+      relaxes: with 512, for Langevin dynamics of ∫β = 10 towards a law of curvature 2, by a few thousandths of a nat
+      for each coordinate.
     - `divergence`: of the score in "ism", "exact" (default) or "hutchinson" with that many `probes`.
     - `forgetting`: of "pathwise"; see `targets.Pathwise`.
-    - `y_range`: of "tabulated": where y_δ lies.
+    - `y_range`, `shape`: of "tabulated": where y_δ lies, and the shape of a state.
     - `decoder`: False leaves the part from y_δ to the data out: the bound is of log p(y_δ) at the example itself.
     """
 
@@ -81,7 +82,7 @@ class ELBO(eqx.Module):
     kind: str = eqx.field(static=True)
     draws: int = eqx.field(static=True)
     divergence: str = eqx.field(static=True)
-    probes: int = eqx.field(static=True)
+    probes: int | None = eqx.field(static=True)
     decoder: bool = eqx.field(static=True)
 
     def __init__(
@@ -93,7 +94,7 @@ class ELBO(eqx.Module):
         lam: float | None = None,
         t0: float | None = None,
         draws: int = 64,
-        steps: int = 512,
+        steps: int | None = None,
         divergence: str | None = None,
         probes: int | None = None,
         forgetting: float | None = None,
@@ -103,14 +104,15 @@ class ELBO(eqx.Module):
     ):
         check_name("kind", kind, KINDS)
         check_count("draws", draws)
+        given = dict(lam=lam, steps=steps, divergence=divergence, probes=probes, forgetting=forgetting)
+        _check_used(kind, **given, y_range=y_range, shape=shape)
+        steps = 512 if steps is None else steps
         check_count("steps", steps)
-        _check_used(kind, lam=lam, divergence=divergence, probes=probes, forgetting=forgetting, y_range=y_range)
-        check_name("divergence", divergence or "exact", DIVERGENCES)
-        check_count("probes", 1 if probes is None else probes)
         if not callable(getattr(prior, "log_prob", None)):
             raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
         self.process, self.prior, self.kind, self.draws = process, prior, kind, draws
-        self.divergence, self.probes, self.decoder = divergence or "exact", probes or 1, decoder
+        self.divergence = check_divergence(divergence or "exact", probes)
+        self.probes, self.decoder = probes, decoder
         self.law = TimeLaw(process, "mixed", t0)
         grid = time_grid(process, steps)
         self.grid = jnp.asarray(grid[(grid > self.law.t0) & (grid < process.t1)], float)
@@ -215,14 +217,9 @@ class ELBO(eqx.Module):
     def _implicit(self, score, y: State, t, key) -> tuple[Array, State]:
         """The integrand, and the score."""
         along = trace_directions(self.divergence, self.probes, key, y)
-
-        def spread(y):
-            s = score(y, t)
-            return apply_Q(self.process, t, s), s
-
-        Qs, push, s = jax.linearize(spread, y, has_aux=True)
-        trace = jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along))
-        return 0.5 * jnp.sum(s * Qs) + trace - divergence(self.process, y, t), s
+        assert along is not None
+        value, s = implicit(self.process, score, y, t, along)
+        return value - divergence(self.process, y, t), s
 
     def _denoising(self, score, y: State, target: State, t) -> Array:
         found = score(y, t)  # ½‖s − ŝ‖² − ½‖ŝ‖², without the difference of two large numbers
@@ -236,10 +233,13 @@ class ELBO(eqx.Module):
         delta = jnp.asarray(self.law.t0, x.dtype)
         encoder = transition(self.process, x, 0.0, delta)
         y = encoder.sample(eps)
-        wanted, point = score(y, delta), y
-        for _ in range(4):  # each time the error shrinks by a factor of order δ
+        wanted = score(y, delta)
+
+        def nearer(_, point):  # the error shrinks by a factor of order δ
             kernel = transition(self.process, point, 0.0, delta)
-            point = point + y + kernel.covary(wanted) - kernel.mean
+            return point + y + kernel.covary(wanted) - kernel.mean
+
+        point = jax.lax.fori_loop(0, 4, nearer, y)
         kernel = transition(self.process, point, 0.0, delta)
         structure = kernel.structure
         _, A = structure.jacobian(lambda p: transition(self.process, p, 0.0, delta).mean, point)
@@ -268,7 +268,7 @@ def log_likelihood(
     *,
     key: PRNGKey | None = None,
     divergence: str = "exact",
-    probes: int = 1,
+    probes: int | None = None,
     tol: float = 1e-5,
     t0: float | None = None,
 ) -> Float[Array, ""]:
@@ -276,7 +276,7 @@ def log_likelihood(
 
         values = jax.vmap(lambda x: log_likelihood(process, score, prior, x))(xs)
 
-    One state. `divergence="hutchinson"` needs a `key`, and has no bias.
+    One state. `divergence="hutchinson"` needs a `key`, takes `probes` (1), and has no bias.
     """
     if not callable(getattr(prior, "log_prob", None)):
         raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
@@ -292,7 +292,12 @@ def log_likelihood(
     return jnp.sum(prior.log_prob(found.y[-1])) - found.gain[-1]
 
 
-_USED = {"ism": {"divergence", "probes"}, "local-dsm": {"lam"}, "pathwise": {"forgetting"}, "tabulated": {"y_range"}}
+_USED = {
+    "ism": {"steps", "divergence", "probes"},
+    "local-dsm": {"steps", "lam"},
+    "pathwise": {"steps", "forgetting"},
+    "tabulated": {"y_range", "shape"},
+}
 
 
 def _check_used(kind: str, **options) -> None:
@@ -309,12 +314,21 @@ class BitsPerDim(NamedTuple):
     offset: float
 
 
-def bits_per_dim(log_density: Estimate, shape: tuple[int, ...], *, levels: int = 256, width: float = 1.0) -> BitsPerDim:
+def bits_per_dim(log_density: Estimate, shape: tuple[int, ...], *, levels: int, width: float) -> BitsPerDim:
     """Bits per coordinate of data of `levels` levels, dequantized by uniform noise, scaled to an interval of `width`.
 
-    `−log p/(d ln 2) + log2(levels/width)`: the offset is 8 for bytes on [0, 1], 7 on [−1, 1].
+        bits_per_dim(bound.average(score, xs, key=key), images.shape, levels=images.levels, width=2.0)
+
+    `−log p/(d ln 2) + log2(levels/width)`: the offset is 8 for bytes on [0, 1], 7 on [−1, 1], where the library's
+    images are. `log_density` is that of the data: a bound for states with velocities is of both, and `log q(v)` of the
+    velocities that were drawn is to be taken from it first.
     """
+    value, none = (float(bits(x, shape, levels=levels, width=width)) for x in (log_density.value, 0.0))
+    return BitsPerDim(value, log_density.stderr / (math.prod(shape) * math.log(2.0)), none)
+
+
+def bits(log_densities, shape: tuple[int, ...], *, levels: int, width: float) -> np.ndarray:
+    """The same for each of many log-densities."""
     check_count("levels", levels)
-    offset = math.log2(levels / width)
-    scale = 1.0 / (math.prod(shape) * np.log(2.0))
-    return BitsPerDim(offset - scale * log_density.value, scale * log_density.stderr, offset)
+    check_positive("width", width)
+    return math.log2(levels / width) - np.asarray(log_densities) / (math.prod(shape) * math.log(2.0))

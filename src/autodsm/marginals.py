@@ -41,13 +41,18 @@ class Marginals(eqx.Module):
         shape = x.shape[1:]
         numbers = POINTS * int(np.prod(shape)) * process.structure_for(shape).rows  # kernels may hold matrices
         chunk = min(n, 1 << int(np.log2(max(1, (1 << 23) // max(1, numbers)))))  # divides n: one compilation
-        parts = [draw(x[i : i + chunk], k) for i, k in _chunks(path_key, n, chunk)]
-        states = np.concatenate([np.asarray(p, np.float64) for p in parts])
-        std = states.std(axis=0)
+        mean, squares = np.zeros(()), np.zeros(())  # of what was seen, and sum of squares around it
+        for i, keys in _chunks(path_key, n, chunk):
+            states = np.asarray(draw(x[i : i + chunk], keys), np.float64)
+            own = states.mean(axis=0)
+            off = own - mean
+            squares = squares + np.sum((states - own) ** 2, axis=0) + off**2 * (i * chunk / (i + chunk))
+            mean = mean + off * (chunk / (i + chunk))
+        std = np.sqrt(squares / n)
         if not np.isfinite(std).all():
             raise ValueError("simulated states are not finite: paths leave the domain of the drift, or steps are few.")
         floor = 1e-3 * max(float(std.max()), 1e-30)
-        return cls(jnp.asarray(states.mean(axis=0), float), jnp.asarray(np.maximum(std, floor), float), process.t1)
+        return cls(jnp.asarray(mean, float), jnp.asarray(np.maximum(std, floor), float), process.t1)
 
     def between(self, table: Float[Array, "points ..."], t) -> State:
         """A table over the times of the grid, linear between them."""

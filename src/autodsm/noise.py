@@ -1,11 +1,20 @@
-"""What the noise of a process makes of vectors: `Q v`, `‖v‖²_Q = vᵀQv`, `Q = g gᵀ`; and the divergence of its drift."""
+"""What the noise of a process makes of vectors: `Q v`, `‖v‖²_Q = vᵀQv`, `Q = g gᵀ`; and divergences, of the drift and
+of scores."""
 
+import math
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from ._types import State
+from ._types import PRNGKey, State
+from .errors import check_count, check_name
 from .process import Process
-from .structure import Elementwise, noise_kind
+from .structure import MAX_DENSE, Elementwise, noise_kind
+
+DIVERGENCES = ("exact", "hutchinson")
 
 
 def divergence(process: Process, y: State, t) -> Float[Array, ""]:
@@ -42,3 +51,54 @@ def noisy(process: Process, t, shape: tuple[int, ...]) -> Array:
         rows = jnp.diagonal(structure.noise_cov(g), axis1=-2, axis2=-1)
         return structure.join((rows > 0).astype(float))
     return (Elementwise(shape).noise_cov(g) > 0).astype(float)
+
+
+def implicit(process: Process, score: Callable, y: State, t, along: Float[Array, "k ..."]) -> tuple[Array, State]:
+    """`½‖s‖²_Q + ∇·(Q s)`, the trace taken over the directions `along`; and s."""
+
+    def spread(y):
+        s = score(y, t)
+        return apply_Q(process, t, s), s
+
+    Qs, push, s = jax.linearize(spread, y, has_aux=True)
+    return 0.5 * jnp.sum(s * Qs) + jnp.sum(jax.vmap(lambda e: jnp.sum(e * push(e)))(along)), s
+
+
+def trace_directions(
+    divergence: str | None, probes: int | None, key: PRNGKey | None, y: State
+) -> Float[Array, "k ..."] | None:
+    """Vectors e whose sum of `eᵀ J e` is the trace of J, or has it as its mean."""
+    if divergence is None:
+        return None
+    if check_divergence(divergence, probes) == "exact":
+        return unit_directions(y)
+    if key is None:
+        raise ValueError('divergence="hutchinson" draws random probes: give key=...')
+    count = 1 if probes is None else probes
+    return jax.random.rademacher(key, (count, *y.shape), y.dtype) / math.sqrt(count)
+
+
+def check_divergence(divergence: str, probes: int | None) -> str:
+    """Refuse what is not a name of a divergence, and probes that it does not take."""
+    check_name("divergence", divergence, DIVERGENCES)
+    if divergence == "exact" and probes is not None:
+        raise ValueError(f'probes={probes} has no meaning for divergence="exact". Use divergence="hutchinson".')
+    check_count("probes", 1 if probes is None else probes)
+    return divergence
+
+
+def check_derivatives(shape: tuple[int, ...], count: int | None = None) -> None:
+    """Refuse exact divergences of more coordinates than can be derived by, by default all of a state."""
+    count = math.prod(shape) if count is None else count
+    if count > MAX_DENSE:
+        raise ValueError(
+            f'divergence="exact" of a state of shape {shape} takes {count} derivatives at every step (limit '
+            f'{MAX_DENSE}). Use divergence="hutchinson", which estimates it without bias.'
+        )
+
+
+def unit_directions(y: State, only: tuple[int, ...] | None = None) -> Float[Array, "k ..."]:
+    """Unit vectors along coordinates of the raveled state, by default all."""
+    check_derivatives(y.shape, None if only is None else len(only))
+    rows = np.eye(y.size) if only is None else np.eye(y.size)[list(only)]
+    return jnp.asarray(rows, y.dtype).reshape(len(rows), *y.shape)

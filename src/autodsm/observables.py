@@ -24,7 +24,8 @@ from ._types import PRNGKey, State
 from .errors import as_floating, check_name
 from .estimate import Estimate, estimate, over_samples
 from .linalg import inverse_and_log_det
-from .probability_flow import DIVERGENCES, check_score, flow_with_density, lost, trace_directions, velocity
+from .noise import check_divergence, trace_directions
+from .probability_flow import check_score, flow_with_density, lost, velocity
 from .process import Process, check_invertible
 from .structure import expand_noise, noise_kind
 
@@ -64,7 +65,7 @@ def log_density(
     times,
     *,
     divergence: str = "exact",
-    probes: int = 1,
+    probes: int | None = None,
     key: PRNGKey | None = None,
     tol: float = 1e-5,
     chunk: int = 4096,
@@ -79,7 +80,7 @@ def log_density(
     ys, start = as_floating(ys), np.asarray(log_densities, np.float64)
     if start.shape != (len(ys),):
         raise ValueError(f"log_densities has shape {start.shape}; give one number for each of the {len(ys)} samples.")
-    check_name("divergence", divergence, DIVERGENCES)
+    check_divergence(divergence, probes)
     if divergence == "hutchinson" and key is None:
         raise ValueError('divergence="hutchinson" draws random probes: give key=...')
 
@@ -104,7 +105,7 @@ def entropy_rate(
     *,
     form: str = "divergence",
     divergence: str = "exact",
-    probes: int = 1,
+    probes: int | None = None,
     key: PRNGKey | None = None,
     chunk: int = 4096,
 ) -> Estimate:

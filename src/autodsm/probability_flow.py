@@ -4,7 +4,6 @@ Along it the density is known: `d log q/dt = −∇·v`. Solved by diffrax (Tsit
 time.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,12 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._types import PRNGKey, State, StateLike
-from .errors import as_floating, check_count, check_name, check_positive, is_concrete
-from .noise import apply_Q
+from .errors import as_floating, check_positive, is_concrete
+from .noise import apply_Q, trace_directions
 from .process import Process
-from .structure import MAX_DENSE
 
-DIVERGENCES = ("exact", "hutchinson")
 _MAX_SOLVER_STEPS = 1 << 14
 
 
@@ -57,13 +54,13 @@ def flow_with_density(
     *,
     tol: float = 1e-5,
     divergence: str | None = "exact",
-    probes: int = 1,
+    probes: int | None = None,
     key: PRNGKey | None = None,
 ) -> Flow:
     """The same, with `log q_t(y_t) − log q(y0)` at each time.
 
     `divergence="exact"` takes one derivative for each coordinate; "hutchinson" estimates it, without bias in the gain,
-    from `probes` random directions that stay the same along the path, and needs a `key`.
+    from `probes` (1) random directions that stay the same along the path, and needs a `key`.
     """
     y0 = as_floating(y0)
     times = _check_times(process, times)
@@ -139,24 +136,6 @@ def lost(process: Process, score: Callable, ys: Array, times: np.ndarray) -> Flo
         f"paths from t={times[0]:g} to t={times[-1]:g} left the finite numbers, though the score is finite along the "
         "flow. The drift or the score may be too steep: take more steps, a smaller tol, or a shorter span of times."
     )
-
-
-def trace_directions(divergence: str | None, probes: int, key: PRNGKey | None, y: State) -> Array | None:
-    """Vectors e whose sum of `eᵀ J e` is the trace of J, or has it as its mean."""
-    if divergence is None:
-        return None
-    check_name("divergence", divergence, DIVERGENCES)
-    check_count("probes", probes)
-    if divergence == "exact":
-        if y.size > MAX_DENSE:
-            raise ValueError(
-                f'divergence="exact" of a state of shape {y.shape} takes {y.size} derivatives at every step (limit '
-                f'{MAX_DENSE}). Use divergence="hutchinson" with a key; its estimate of the log-density has no bias.'
-            )
-        return jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
-    if key is None:
-        raise ValueError('divergence="hutchinson" draws random probes: give key=...')
-    return jax.random.rademacher(key, (probes, *y.shape), y.dtype) / math.sqrt(probes)
 
 
 def _check_times(process: Process, times) -> Array:

@@ -22,8 +22,8 @@ from .clock import EARLIEST, TimeLaw
 from .errors import check_count, check_name
 from .estimate import chunk_for
 from .network import state_shape
-from .noise import apply_Q
-from .probability_flow import DIVERGENCES, check_score, flow_with_density, lost
+from .noise import DIVERGENCES, apply_Q
+from .probability_flow import check_score, flow_with_density, lost
 from .process import Process
 from .simulate import SOLVERS, simulate
 

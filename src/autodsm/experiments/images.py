@@ -9,9 +9,10 @@
 
 Coordinates follow Langevin dynamics towards the prior, each by itself. States at s and t come from the tabulated
 kernel, so that no objective waits for paths, and none has an error of them. All train one network, as a residual on the
-score of the prior, with as many evaluations in a step; a step of ISM costs more, and it takes fewer of them. (In the
-paper the network stands for the noise received since s(t) instead, as here for methods that say so, and states come
-from simulated paths.)
+score of the prior, with as many evaluations in a step: of as many images, or, by "antithetic" and "tabulated", of half
+as many in pairs of opposite noise. A step of ISM costs more, and it takes fewer of them. (In the paper the network
+stands for the noise received since s(t) instead, as here for methods that say so, and states come from simulated
+paths.)
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +30,11 @@ import numpyro.distributions as dist
 from .. import data
 from .._types import PRNGKey
 from ..clock import Clock
-from ..data import Images
-from ..estimate import Estimate, estimate
+from ..data import RANGE, Images
+from ..estimate import estimate
 from ..fit import Model, fit
 from ..ism import ISM
-from ..likelihood import ELBO, bits_per_dim
+from ..likelihood import ELBO, bits
 from ..network import Frozen, Score, UNet
 from ..objective import AbstractObjective, LocalDSM, TabulatedDSM
 from ..priors import AbstractBeta, InverseBeta, LinearBeta, langevin
@@ -41,11 +42,11 @@ from ..process import Process
 from ..targets import Tabulated
 from .learning import LocalNoise
 
-RANGE = (-1.0, 1.0)
 LAM = 0.01
 OF_NOISE = "predicting noise"
-ISM_COST = 2.0
-"""Steps of the others for one of ISM: about the ratio of their times, which benchmarks/image_step.py measures."""
+ISM_COST = 2.1
+"""Steps of the others for one of ISM: a step of it takes 2.09 times as long as one of local-DSM at the small scale, and
+2.05 times on digits (benchmarks/image_step.py)."""
 PRIORS: dict[str, dist.Distribution] = {
     "logistic": dist.Logistic(0.0, 1.0),
     "mixture": dist.MixtureSameFamily(
@@ -145,7 +146,7 @@ class Setting(NamedTuple):
     def make(cls, scale: Scale, prior: str, beta: str = "linear") -> "Setting":
         return cls(scale, process_for(prior, beta), PRIORS[prior], score_of(prior), scale.images("test").shape)
 
-    def objective(self, method: str, *, lam: float = LAM) -> AbstractObjective:
+    def objective(self, method: str) -> AbstractObjective:
         """By name, such as "local-DSM, perceptual"; what is not perceptual is weighted as in the bound."""
         process = self.process
         weighting: dict = dict(weighting="perceptual" if "perceptual" in method else "likelihood")
@@ -155,8 +156,8 @@ class Setting(NamedTuple):
         if method.startswith("ISM"):
             return ISM(process, divergence="hutchinson", times="mixed", **options)
         if method.startswith("antithetic"):
-            return LocalDSM(process, lam, **weighting, **options)
-        return LocalDSM(process, lam, variance_reduction="none", **weighting, **options)
+            return LocalDSM(process, LAM, **weighting, **options)
+        return LocalDSM(process, LAM, variance_reduction="none", **weighting, **options)
 
     def network(self, method: str = "", *, key: PRNGKey, **changes) -> Score | LocalNoise:
         """A residual on the score of the prior, or the paper's network for methods that predict noise."""
@@ -168,11 +169,14 @@ class Setting(NamedTuple):
             spread = float(np.sqrt(self.prior.variance))
         return Score(net, clock, parameterization="residual", base=self.base, spread=spread)
 
-    def train(self, method: str, *, key: PRNGKey, out: Path, **changes) -> Model:
+    def steps(self, method: str) -> int:
+        """Of the training, in about equal time."""
+        return max(1, round(self.scale.steps / (ISM_COST if method.startswith("ISM") else 1.0)))
+
+    def train(self, method: str, *, key: PRNGKey, out: Path | None = None, **changes) -> Model:
         """Train, or go on with the training that is in the folder `out`."""
         net_key, fit_key = jax.random.split(key)
-        scale = self.scale
-        steps = max(1, round(scale.steps / (ISM_COST if method.startswith("ISM") else 1.0)))
+        scale, steps = self.scale, self.steps(method)
         return fit(
             self.process, scale.images("train"), objective=self.objective(method),
             network=self.network(method, key=net_key, **changes), steps=steps, batch_size=scale.batch,
@@ -190,19 +194,19 @@ class Setting(NamedTuple):
         state_key, bound_key = jax.random.split(key)
         images, xs = self.held_out(key=state_key)
         needed: dict[str, dict] = {
-            "ism": dict(divergence="hutchinson"),
+            "ism": dict(steps=1024, divergence="hutchinson"),
+            "local-dsm": dict(steps=1024),
             "tabulated": dict(y_range=(1.5 * RANGE[0], 1.5 * RANGE[1]), shape=self.shape),
         }
         draws = self.scale.draws
-        bound = ELBO(self.process, self.prior, kind=kind, draws=draws, steps=1024, **needed.get(kind, {}), **options)
+        bound = ELBO(self.process, self.prior, kind=kind, draws=draws, **needed[kind], **options)
         # As many evaluations of the network at once as in a step of training.
         values = bound.values(score, xs, key=bound_key, chunk=max(1, self.scale.batch // draws))
-        unit = bits_per_dim(Estimate(0.0, 1.0), self.shape, levels=images.levels, width=RANGE[1] - RANGE[0])
-        return unit.offset - unit.stderr * values
+        return bits(values, self.shape, levels=images.levels, width=RANGE[1] - RANGE[0])
 
 
-def about(score, history: list[dict], scale: Scale) -> dict:
-    """What a training was, also when there was none."""
+def about(score, history: list[dict], scale: Scale, *, evaluations: int = 1) -> dict:
+    """What a training was, also when there was none; `evaluations` of its network for an image."""
     per_step = 1.0 / float(np.median([row["steps_per_s"] for row in history])) if history else 0.0
     steps = history[-1]["step"] if history else 0
     weights = jax.tree.leaves(eqx.filter(score.net, eqx.is_inexact_array))
@@ -210,6 +214,7 @@ def about(score, history: list[dict], scale: Scale) -> dict:
         "parameters": sum(leaf.size for leaf in weights),
         "batch": scale.batch,
         "steps": steps,
+        "images": steps * (scale.batch // evaluations),
         "ms_per_step": 1e3 * per_step,
         "seconds": per_step * steps,
     }
@@ -227,4 +232,4 @@ def told(model: Mapping) -> str:
     """The size of a network and of its training, as text."""
     count = model["parameters"]
     size = f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:.{1 if count < 1e7 else 0}f} million"
-    return f"U-Nets of {size} parameters, {model['batch']:.0f} images in a batch"
+    return f"U-Nets of {size} parameters, {model['batch']:.0f} evaluations in a step"

@@ -126,7 +126,8 @@ def choose_steps(process: Process, y0, *, key: PRNGKey, tol: float | None = None
         if not bool(jnp.all(finite)):
             steps *= 4
             continue
-        needed = steps * float(jnp.quantile(errors, 0.99)) / np.sqrt(tol)  # the local error is proportional to h
+        # The local error is proportional to h.
+        needed = steps * float(np.quantile(np.asarray(errors), 0.99)) / np.sqrt(tol)
         if needed <= steps or steps == MAX_STEPS:
             return max(16, 8 * int(np.ceil(needed / 8)))
         steps = min(8 * int(np.ceil(1.1 * needed / 8)), MAX_STEPS)
