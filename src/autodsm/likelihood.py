@@ -233,13 +233,10 @@ class ELBO(eqx.Module):
         delta = jnp.asarray(self.law.t0, x.dtype)
         encoder = transition(self.process, x, 0.0, delta)
         y = encoder.sample(eps)
-        wanted = score(y, delta)
-
-        def nearer(_, point):  # the error shrinks by a factor of order δ
+        wanted, point = score(y, delta), y
+        for _ in range(4):  # each time the error shrinks by a factor of order δ
             kernel = transition(self.process, point, 0.0, delta)
-            return point + y + kernel.covary(wanted) - kernel.mean
-
-        point = jax.lax.fori_loop(0, 4, nearer, y)
+            point = point + y + kernel.covary(wanted) - kernel.mean
         kernel = transition(self.process, point, 0.0, delta)
         structure = kernel.structure
         _, A = structure.jacobian(lambda p: transition(self.process, p, 0.0, delta).mean, point)
@@ -331,4 +328,4 @@ def bits(log_densities, shape: tuple[int, ...], *, levels: int, width: float) ->
     """The same for each of many log-densities."""
     check_count("levels", levels)
     check_positive("width", width)
-    return math.log2(levels / width) - np.asarray(log_densities) / (math.prod(shape) * math.log(2.0))
+    return np.asarray(math.log2(levels / width) - np.asarray(log_densities) / (math.prod(shape) * math.log(2.0)))

@@ -178,6 +178,6 @@ def _verdict(where: str, models: dict, clear: list[str], worse: list[str]) -> li
 
 EXPERIMENT = Experiment(
     trial, combine, figures, report,
-    quick_parts=(f"mixture: {UNTRAINED}", "mixture: ISM, ELBO", "mixture: tabulated, ELBO"),
+    quick_parts=(f"mixture: {UNTRAINED}", "mixture: ISM, ELBO"),
     scales=dict.fromkeys(SCALES, PARTS) | {"small": FEWER, "longer": TRAINED_LONGER}, check=check_data,
 )  # fmt: skip
