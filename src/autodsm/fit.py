@@ -85,9 +85,7 @@ def set_up(
     if network is not None and size:
         raise ValueError(f"{', '.join(f'{k}={v}' for k, v in size.items())} is for the default network; one was given.")
     if isinstance(y0, Images) and (vain := [f"{k}={v}" for k, v in size.items() if k != "width"]):
-        raise ValueError(
-            f"{', '.join(vain)} is not for U-Nets, the default for images. Give a network, or width alone."
-        )
+        raise ValueError(f"{', '.join(vain)} is not for the U-Net that images get. Give a network, or width alone.")
     if optimizer is not None and learning_rate is not None:
         raise ValueError(f"learning_rate={learning_rate} is for the default optimizer; one was given.")
     example_key, objective_key, network_key, pilot_key, train_key = jax.random.split(key, 5)
