@@ -457,7 +457,7 @@ def test_images_get_a_unet():
     net = setup.network.net
     assert isinstance(net, ad.network.UNet)
     assert [len(net.down), net.enter.weight.shape[-1]] == [2, 8]  # 8×8 and 4×4
-    assert setup.network.spread == pytest.approx(np.pi / np.sqrt(3), rel=0.05)
+    assert setup.network.spread == pytest.approx(np.pi / np.sqrt(3), rel=0.1)  # the prior is nearly reached at t1
     y = jnp.ones((1, 8, 8))
     np.testing.assert_allclose(setup.network(y, 0.5), -np.tanh(y / 2), rtol=1e-5)  # ∇ log of the prior, to start with
     with pytest.raises(ValueError, match="depth=2 is not for the U-Net"):
