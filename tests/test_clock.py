@@ -19,6 +19,12 @@ def test_closed_forms(x64, beta):
     np.testing.assert_allclose(clock.inverse(clock.log(times)), times, rtol=1e-6)
 
 
+@pytest.mark.parametrize("g", [0.7, np.array([0.2, 0.7]), np.array([[0.5, 0.1], [0.0, -0.7]])], ids=np.ndim)
+def test_constant_noise(x64, g):
+    clock = Clock(ad.Process(lambda y, t: -y, g, 3.0))
+    np.testing.assert_allclose(clock(3.0 * TIMES), 0.49 * 3.0 * TIMES, rtol=1e-9)
+
+
 def test_takes_the_largest_entry_and_continues_as_a_power():
     process = ad.Process(lambda y, t: -y, lambda t: jnp.stack([0.3 * t, 0.1 + 0 * t]), 2.0)
     t = np.array([0.2, 2.0])
