@@ -195,7 +195,7 @@ def test_rematerialization_changes_no_gradient(clock):
 
 
 def test_rematerialization_keeps_fewer_numbers(clock):
-    net = UNet((3, 32, 32), clock, key=KEY, channels=8, levels=(1, 2), blocks=1, attention=(), dropout=0.1)
+    net = UNet((3, 32, 32), clock, key=KEY, channels=24, levels=(1, 2, 4), blocks=1, attention=(8,), dropout=0.1)
 
     def kept(net):
         params, static = eqx.partition(net, eqx.is_inexact_array)
@@ -203,7 +203,7 @@ def test_rematerialization_keeps_fewer_numbers(clock):
         backward = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward)) - sum(leaf.size for leaf in jax.tree.leaves(params))
 
-    assert 0 < kept(_with(net, remat=True)) < 0.3 * kept(net)
+    assert 0 < kept(_with(net, remat=True)) < 0.2 * kept(net)
 
 
 def test_training_returns_scores_without_dropout():

@@ -22,6 +22,7 @@ from .clock import Clock
 from .marginals import Marginals
 from .network import MLP, TIMES, Frozen, Score, TimeFeatures, UNet
 from .objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
+from .priors import score_of
 from .process import Process, check_invertible, is_invertible
 from .schedule import FromZero
 from .structure import Elementwise
@@ -109,7 +110,7 @@ def default_network(
         return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
     fading = spread if is_invertible(process, shape, 0.5 * process.t1) else None
     net = MLP(shape, clock, key=key, fourier=(0.25, 0.5, 1.0, 2.0) if few else (), spread=fading, **size)
-    return Score(net, clock, parameterization="residual", base=_score_of(prior), spread=spread)
+    return Score(net, clock, parameterization="residual", base=score_of(prior), spread=spread)
 
 
 def image_network(
@@ -122,9 +123,4 @@ def image_network(
     net = UNet(shape, clock, key=key, channels=width, levels=(1, *(2 for _ in halvings)))
     if prior is None:
         return Score(net, clock, spread=spread)
-    return Score(net, clock, parameterization="residual", base=_score_of(prior), spread=spread)
-
-
-def _score_of(prior) -> Callable:
-    slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
-    return lambda y, t: slope(y)
+    return Score(net, clock, parameterization="residual", base=score_of(prior), spread=spread)

@@ -97,6 +97,14 @@ BetaLike = Any
 """An `AbstractBeta`, or any function of t."""
 
 
+def score_of(prior) -> Callable:
+    """`∇ log π` as a function of state and time, of which it needs the first alone."""
+    if not callable(getattr(prior, "log_prob", None)):
+        raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
+    slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+    return lambda y, t=None: slope(y)
+
+
 def langevin(prior, beta: BetaLike = None, *, t1: float | None = None, structure: str | None = None) -> Process:
     """Langevin dynamics whose stationary law is `prior`, run at the speed `beta` (default: 0.1 to 10, linear).
 
@@ -105,10 +113,8 @@ def langevin(prior, beta: BetaLike = None, *, t1: float | None = None, structure
     `prior` is any object with `log_prob(y)`. A scalar distribution is taken as the law of every coordinate
     independently; `log_prob` may return one number or one for each coordinate.
     """
-    if not callable(getattr(prior, "log_prob", None)):
-        raise TypeError(f"prior={prior!r} must have a method log_prob(y).")
     rate, t1 = _schedule(beta, t1, LinearBeta())
-    stationary_score = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+    stationary_score = score_of(prior)
 
     def drift(y, t):
         return rate(t) * stationary_score(y)
@@ -170,12 +176,10 @@ def underdamped(
     `dx = β v/M dt`, `dv = β (∇log π(x) − Γ v/M) dt + √(2Γβ) dw`. `friction` is Γ, by default `2√M`. The stationary law
     is `WithVelocity(prior, mass)`.
     """
-    if not callable(getattr(prior, "log_prob", None)):
-        raise TypeError(f"prior={prior!r} must have a method log_prob(x).")
+    force = score_of(prior)
     check_positive("mass", mass)
     friction = float(2.0 * np.sqrt(mass)) if friction is None else friction
     check_positive("friction", friction)
-    force = jax.grad(lambda x: jnp.sum(prior.log_prob(x)))
     return _with_velocity(force, beta, mass, friction, t1, structure)
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
@@ -37,7 +36,7 @@ from ..ism import ISM
 from ..likelihood import ELBO, bits
 from ..network import Frozen, Score, UNet
 from ..objective import AbstractObjective, LocalDSM, TabulatedDSM
-from ..priors import AbstractBeta, InverseBeta, LinearBeta, langevin
+from ..priors import AbstractBeta, InverseBeta, LinearBeta, langevin, score_of
 from ..process import Process
 from ..targets import Tabulated
 from .learning import LocalNoise
@@ -54,8 +53,8 @@ PRIORS: dict[str, dist.Distribution] = {
         dist.Normal(np.array([-0.5, 0.5], np.float32), np.float32(np.sqrt(0.5))),
     ),
 }
-
-
+# One score of a prior for all networks, so that what uses them is compiled once.
+SCORES = {name: score_of(prior) for name, prior in PRIORS.items()}
 BETAS: dict[str, AbstractBeta] = {"linear": LinearBeta(0.1, 10.0), "inverse": InverseBeta()}
 
 
@@ -63,13 +62,6 @@ BETAS: dict[str, AbstractBeta] = {"linear": LinearBeta(0.1, 10.0), "inverse": In
 def process_for(prior: str, beta: str) -> Process:
     """One for all trials, so that its tables are made once."""
     return langevin(PRIORS[prior], BETAS[beta])
-
-
-@lru_cache
-def score_of(prior: str) -> Callable:
-    """`∇ log π`, as a function of state and time. One for all networks, so that what uses them is compiled once."""
-    slope = jax.grad(lambda y: jnp.sum(PRIORS[prior].log_prob(y)))
-    return lambda y, t: slope(y)
 
 
 class Scale(NamedTuple):
@@ -144,7 +136,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def make(cls, scale: Scale, prior: str, beta: str = "linear") -> "Setting":
-        return cls(scale, process_for(prior, beta), PRIORS[prior], score_of(prior), scale.images("test").shape)
+        return cls(scale, process_for(prior, beta), PRIORS[prior], SCORES[prior], scale.images("test").shape)
 
     def objective(self, method: str) -> AbstractObjective:
         """By name, such as "local-DSM, perceptual"; what is not perceptual is weighted as in the bound."""

@@ -70,11 +70,14 @@ class _Norm(eqx.Module):
         self.groups = next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
     def __call__(self, x: Array) -> Array:
-        z = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(*x.shape[:2], self.groups, -1)
-        mean = jnp.mean(z, axis=(0, 1, 3), keepdims=True)
-        variance = jnp.mean((z - mean) ** 2, axis=(0, 1, 3), keepdims=True)
-        z = ((z - mean) * jax.lax.rsqrt(variance + _EPS)).reshape(x.shape)
-        return (z * self.scale + self.shift).astype(x.dtype)
+        z = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        z = z - self._mean(z)
+        return (z * (self.scale * jax.lax.rsqrt(self._mean(z * z) + _EPS)) + self.shift).astype(x.dtype)
+
+    def _mean(self, z: Array) -> Array:
+        """Of its group, for each channel. Over pixels first: features keep their layout, which is faster on CPUs."""
+        groups = jnp.mean(z, axis=(0, 1)).reshape(self.groups, -1)
+        return jnp.repeat(jnp.mean(groups, axis=1), groups.shape[1])
 
 
 class _Residual(eqx.Module):
@@ -162,7 +165,7 @@ class UNet(eqx.Module):
       an antithetic pair see the same. `fit` returns scores without; `eqx.nn.inference_mode(net)` is what it uses.
     - `compute`: precision of convolutions and attention, e.g. jnp.bfloat16; weights and output stay as they are.
     - `remat`: recompute the features of a block instead of keeping them: a gradient then keeps a fifth of the numbers
-      (18 % for 1.5 million parameters on CIFAR-10). For accelerators: XLA undoes it on CPUs.
+      (19 % for 1.5 million parameters on CIFAR-10). For accelerators: XLA undoes it on CPUs.
     """
 
     enter: _Affine
