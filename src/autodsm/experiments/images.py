@@ -43,9 +43,9 @@ from .learning import LocalNoise
 
 LAM = 0.01
 OF_NOISE = "predicting noise"
-ISM_COST = 2.1
-"""Steps of the others for one of ISM: a step of it takes 2.09 times as long as one of local-DSM at the small scale, and
-2.05 times on digits (benchmarks/image_step.py)."""
+ISM_COST = 2.0
+"""Steps of the others for one of ISM: a step of it takes 1.95 times as long as one of local-DSM at the small scale, and
+2.02 times on digits (benchmarks/image_step.py)."""
 PRIORS: dict[str, dist.Distribution] = {
     "logistic": dist.Logistic(0.0, 1.0),
     "mixture": dist.MixtureSameFamily(
