@@ -168,7 +168,7 @@ def test_bits_of_images(numbers):
     assert (untrained["steps"], untrained["images"]) == (0, 0)
     less = untrained["less_than_ism"]
     assert less["value"] < -4.5 * less["stderr"]  # training was worth it
-    assert models["mixture: ISM, ELBO"]["images"] == 23 * 32
+    assert models["mixture: ISM, ELBO"]["images"] == 24 * 32
     # Without training the model is the prior, of which every image has known bits.
     setting = Setting.make(scale_of("digits", quick=True), "mixture")
     images, xs = setting.held_out(key=jax.random.key(0))
