@@ -9,7 +9,7 @@ import pytest
 
 import autodsm as ad
 from autodsm import cli, data
-from autodsm.experiments import cifar10_lambda, cifar10_samples
+from autodsm.experiments import cifar10_bpd, cifar10_lambda, cifar10_samples
 from autodsm.experiments.experiment import AGREES, DIFFERS
 from autodsm.experiments.images import LAM, PRIORS, SCALES, Setting, about, over_images, scale_of, told
 from autodsm.network import Score, UNet
@@ -181,6 +181,32 @@ def test_verdicts_on_samples_need_seeds(local, ism, said):
     found = {"local-DSM, perceptual": local, "ISM": ism, "tabulated, perceptual": of_seeds(0.1, 0.01)}
     text = cifar10_samples.report({f"mixture: {name}": {**about, "mmd2": mmd2} for name, mmd2 in found.items()})[-1]
     assert text.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        ((0.1, 0.1, 0.1), {AGREES: "local-DSM, ELBO; local-DSM, perceptual"}),
+        ((-0.1, 0.1, 0.1), {AGREES: "local-DSM, perceptual", DIFFERS: "local-DSM, ELBO"}),
+        ((-0.1, -0.1, -0.1), {DIFFERS: "local-DSM, ELBO; local-DSM, perceptual"}),
+        ((0.02, -0.02, 0.1), {}),  # within three standard errors
+    ],
+)
+def test_verdicts_on_bits_tell_the_weights_of_local_dsm_apart(less, said):
+    trained = {"prior": "mixture", "parameters": 1.0, "batch": 1.0, "steps": 9.0, "images": 9.0, "seconds": 60.0}
+    bits = dict.fromkeys(cifar10_bpd.BOUNDS, of_seeds(3.0, 0.1))
+    by = dict(zip(("local-DSM, ELBO", "local-DSM, perceptual", cifar10_bpd.PAIRS), less, strict=True))
+    by |= {"ISM, ELBO": 0.0, "local-DSM, ELBO, predicting noise": -1.0}
+    models = {
+        m: {**trained, "method": m, "bits": bits, "less_than_ism": of_seeds(value, 0.01)} for m, value in by.items()
+    }
+    texts = cifar10_bpd.report({"seeds": 3, "images": 5, "models": models})
+    found = [text for text in texts if isinstance(text, str) and text.startswith((AGREES, DIFFERS))]
+    assert len(found) == len(said)
+    for text, (begins, names) in zip(found, said.items(), strict=True):
+        assert text.startswith(f"{begins} (mixture)")
+        assert f": {names}." in text
+        assert ("Pairs of opposite noise" in text) == (begins == DIFFERS and less[2] > 0)
 
 
 @pytest.mark.parametrize(
