@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 # Most of the time goes into compilation. These settings save half of it, and what is compiled runs as fast.
-_QUICK = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
+os.environ["XLA_FLAGS"] = (
+    f"--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
+)
 
 import jax
 import pytest
