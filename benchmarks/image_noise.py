@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from autodsm.estimate import Estimate
-from autodsm.experiments.images import PRIORS, Setting, scale_of
+from autodsm.base.estimate import Estimate
+from autodsm.experiments.shared.images import PRIORS, Setting, scale_of
+from autodsm.learn.train import Batch, Rounds, make_draws
 from autodsm.network import trainable
-from autodsm.train import Batch, Plan, make_draws
 
 METHODS = ("local-DSM, ELBO", "antithetic local-DSM, ELBO", "ISM, ELBO", "tabulated, ELBO")
 ROUND = 4
@@ -36,9 +36,9 @@ def gradients(setting: Setting, method: str, network, *, batches: int, key) -> n
     """(batches, parameters)."""
     images = setting.scale.images("train")
     objective = setting.objective(method).prepare(images, key=key)
-    plan = Plan.make(objective, math.prod(setting.shape), steps=ROUND, batch_size=setting.scale.batch, ema=0.0)
+    rounds = Rounds.make(objective, math.prod(setting.shape), steps=ROUND, batch_size=setting.scale.batch, ema=0.0)
     params, static = eqx.partition(network, trainable(network))
-    draws = make_draws(objective, plan, plan.round_steps)
+    draws = make_draws(objective, rounds, rounds.round_steps)
 
     @jax.jit
     def gradient(batch):
@@ -51,8 +51,8 @@ def gradients(setting: Setting, method: str, network, *, batches: int, key) -> n
     found = []
     while len(found) < batches:
         data_key, draw_key = jax.random.split(jax.random.fold_in(key, len(found)))
-        made = draws(Batch(images(data_key, plan.round_steps * plan.paths)), draw_key, jnp.asarray(0))
-        found += [gradient(jax.tree.map(lambda leaf, i=i: leaf[i], made)) for i in range(plan.round_steps)]
+        made = draws(Batch(images(data_key, rounds.round_steps * rounds.paths)), draw_key, jnp.asarray(0))
+        found += [gradient(jax.tree.map(lambda leaf, i=i: leaf[i], made)) for i in range(rounds.round_steps)]
     return np.asarray(found[:batches], float)
 
 

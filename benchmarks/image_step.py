@@ -25,8 +25,17 @@ from rich.progress import track
 from rich.table import Table
 from step_cost import VP, VPDraw, vp_draws
 
-from autodsm.experiments.images import Setting, scale_of
-from autodsm.train import Batch, Plan, TrainState, initial_state, make_draws, make_round, make_step, optimizer_for
+from autodsm.experiments.shared.images import Setting, scale_of
+from autodsm.learn.train import (
+    Batch,
+    Rounds,
+    TrainState,
+    initial_state,
+    make_draws,
+    make_round,
+    make_step,
+    optimizer_for,
+)
 
 ROUND = 4
 METHODS = {
@@ -62,17 +71,17 @@ def method_of(name: str, setting: Setting, network, optimizer, key) -> Method:
     images, size = setting.scale.images("train"), math.prod(setting.shape)
     yardstick: Any = YARDSTICKS.get(name)
     objective = yardstick or setting.objective(METHODS[name]).prepare(images, key=key)
-    plan = Plan.make(objective, size, steps=ROUND, batch_size=setting.scale.batch, ema=0.999)
-    data = Batch(images(key, plan.round_steps * plan.paths))
-    make: Any = make_draws(objective, plan, plan.round_steps)
+    rounds = Rounds.make(objective, size, steps=ROUND, batch_size=setting.scale.batch, ema=0.999)
+    data = Batch(images(key, rounds.round_steps * rounds.paths))
+    make: Any = make_draws(objective, rounds, rounds.round_steps)
     if yardstick:
-        make = jax.jit(lambda data, key, step: vp_draws(lambda *_: data.x, setting.shape, 1.0, key, step, plan))
+        make = jax.jit(lambda data, key, step: vp_draws(lambda *_: data.x, setting.shape, 1.0, key, step, rounds))
     state = initial_state(network, optimizer)
     draws: Any = make.lower(data, key, state.step).compile()
     made = draws(data, key, state.step)
-    steps = make_round(objective, network, optimizer, plan)
+    steps = make_round(objective, network, optimizer, rounds)
     first = jax.tree.map(lambda leaf: leaf[0], made)
-    one: Any = jax.jit(make_step(objective, network, optimizer, plan)).lower(state, first).compile()
+    one: Any = jax.jit(make_step(objective, network, optimizer, rounds)).lower(state, first).compile()
     temporary = [getattr(c, "compiled", c).memory_analysis().temp_size_in_bytes for c in (draws, one)]
     held = jax.tree.leaves((eqx.filter(state, eqx.is_array), made))
     memory = sum(leaf.nbytes for leaf in held) + max(temporary)
@@ -80,7 +89,7 @@ def method_of(name: str, setting: Setting, network, optimizer, key) -> Method:
     def run(state: TrainState, key) -> TrainState:
         return steps(state, draws(data, key, state.step))[0]
 
-    return Method(run, plan.round_steps, memory)
+    return Method(run, rounds.round_steps, memory)
 
 
 def main(rounds: int = 10, scale: Literal["digits", "small", "paper"] = "small", batch: int | None = None) -> None:

@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 import autodsm as ad
-from autodsm.fokker_planck import solve_1d
+from autodsm.exact.grid1d import solve_1d
 
 BATCH, STEPS, T = 1024, 100, 5.0
 FEWER = 48

@@ -29,11 +29,10 @@ from rich.progress import track
 from rich.table import Table
 
 import autodsm as ad
-from autodsm.fit import default_network
-from autodsm.marginals import Marginals
-from autodsm.objective import AbstractObjective
-from autodsm.targets import Paths
-from autodsm.train import Plan, TrainState, initial_state, make_draws, make_round, make_step, optimizer_for
+from autodsm.learn.choose import default_network
+from autodsm.learn.objective import AbstractObjective
+from autodsm.learn.train import Rounds, TrainState, initial_state, make_draws, make_round, make_step, optimizer_for
+from autodsm.targets.pilot import Pilot
 
 BATCH, STEPS = 1024, 64 * 100
 BETA0, BETA1 = 0.1, 10.0
@@ -76,18 +75,18 @@ class VP:
         return 0.5 * jnp.mean((draw.sigma * (score(draw.y, draw.t) - draw.target)) ** 2)
 
 
-def vp_draws(y0, shape: tuple[int, ...], t1: float, key, step, plan: Plan) -> VPDraw:
+def vp_draws(y0, shape: tuple[int, ...], t1: float, key, step, rounds: Rounds) -> VPDraw:
     """All draws of a round, at once."""
-    n = plan.round_steps * plan.paths
+    n = rounds.round_steps * rounds.paths
     x_key, t_key, noise_key = jax.random.split(jax.random.fold_in(key, step), 3)
-    u = (jnp.arange(plan.paths) + jax.random.uniform(t_key, (plan.round_steps, 1))) / plan.paths
+    u = (jnp.arange(rounds.paths) + jax.random.uniform(t_key, (rounds.round_steps, 1))) / rounds.paths
     t = 1e-3 + (1 - 1e-3) * u.ravel()
     integral = BETA0 * t + 0.5 * (BETA1 - BETA0) * t**2
     per_state = (n, *(1 for _ in shape))
     a, sigma = jnp.exp(-0.5 * integral).reshape(per_state), jnp.sqrt(-jnp.expm1(-integral)).reshape(per_state)
     eps = jax.random.normal(noise_key, (n, *shape))
     draw = VPDraw(t1 * t, a * y0(x_key, n) + sigma * eps, -eps / sigma, sigma)
-    return jax.tree.map(lambda leaf: leaf.reshape(plan.round_steps, plan.paths, *leaf.shape[1:]), draw)
+    return jax.tree.map(lambda leaf: leaf.reshape(rounds.round_steps, rounds.paths, *leaf.shape[1:]), draw)
 
 
 class Method(NamedTuple):
@@ -100,23 +99,23 @@ class Method(NamedTuple):
 
 def vp_method(case: Case, network, optimizer) -> Method:
     loss: Any = VP()
-    plan = Plan.make(loss, math.prod(case.shape), steps=STEPS, batch_size=BATCH, ema=0.999)
-    step = make_step(loss, network, optimizer, plan)
+    rounds = Rounds.make(loss, math.prod(case.shape), steps=STEPS, batch_size=BATCH, ema=0.999)
+    step = make_step(loss, network, optimizer, rounds)
 
     def draws(state: TrainState, key):
-        return vp_draws(case.y0, case.shape, case.process.t1, key, state.step, plan)
+        return vp_draws(case.y0, case.shape, case.process.t1, key, state.step, rounds)
 
     def run(state: TrainState, key):
         return jax.lax.scan(step, state, draws(state, key))[0]
 
-    return Method(jax.jit(run), jax.jit(draws), plan.round_steps)
+    return Method(jax.jit(run), jax.jit(draws), rounds.round_steps)
 
 
 def library_method(objective: AbstractObjective, case: Case, network, optimizer) -> Method:
     """As `train` does it: the draws of the next round are made in another thread meanwhile, and waited for."""
-    plan = Plan.make(objective, math.prod(case.shape), steps=STEPS, batch_size=BATCH, ema=0.999)
-    make = make_draws(objective, plan, plan.round_steps)
-    steps = make_round(objective, network, optimizer, plan)
+    rounds = Rounds.make(objective, math.prod(case.shape), steps=STEPS, batch_size=BATCH, ema=0.999)
+    make = make_draws(objective, rounds, rounds.round_steps)
+    steps = make_round(objective, network, optimizer, rounds)
     thread = ThreadPoolExecutor(1)
     waiting: list = []
 
@@ -125,12 +124,12 @@ def library_method(objective: AbstractObjective, case: Case, network, optimizer)
 
     def run(state: TrainState, key):
         now = waiting.pop() if waiting else draws(state, key)
-        following = thread.submit(draws, state._replace(step=state.step + plan.round_steps), key)
+        following = thread.submit(draws, state._replace(step=state.step + rounds.round_steps), key)
         state = jax.block_until_ready(steps(state, now)[0])
         waiting.append(following.result())
         return state
 
-    return Method(run, draws, plan.round_steps)
+    return Method(run, draws, rounds.round_steps)
 
 
 def timed(function: Callable, state: TrainState, key) -> tuple[Any, float]:
@@ -144,8 +143,8 @@ def measure(case: Case, rounds: int, label: str, console: Console) -> dict[str, 
     keys = jax.random.split(jax.random.key(0), 4)
     objective = case.objective.prepare(case.y0, key=keys[0])
     ism = ad.ISM(case.process, divergence="hutchinson", probes=1).prepare(case.y0, key=keys[0])
-    forward = Paths.for_process(case.process, case.y0, key=keys[1])
-    marginals = Marginals.estimate(case.process, case.y0, forward, key=keys[1])
+    pilot = Pilot(case.process, case.y0, key=keys[1])
+    marginals = pilot.marginals(pilot.paths())
     network = default_network(case.process, case.shape, marginals, case.prior, key=keys[2])
     optimizer = optimizer_for(STEPS)
     methods = {

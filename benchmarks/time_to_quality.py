@@ -27,12 +27,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 import autodsm as ad
-from autodsm.fit import default_network
-from autodsm.marginals import Marginals
+from autodsm.learn.choose import default_network
+from autodsm.learn.objective import AbstractObjective
+from autodsm.learn.train import Rounds, initial_state, make_draws, make_round
 from autodsm.network import MLP, Score, trainable
-from autodsm.objective import AbstractObjective
-from autodsm.targets import Paths
-from autodsm.train import Plan, initial_state, make_draws, make_round
+from autodsm.targets.pilot import Pilot
 
 BATCH, LEARNING_RATE, TURN = 1024, 1e-3, 128
 TIMES = (0.1, 0.2, 0.5)
@@ -44,7 +43,8 @@ def methods(process: ad.Process, prior, key) -> dict[str, tuple[AbstractObjectiv
     """Objectives and networks."""
     data = ad.data.checkerboard
     pilot_key, net_key, key = jax.random.split(key, 3)
-    marginals = Marginals.estimate(process, data, Paths.for_process(process, data, key=pilot_key), key=pilot_key)
+    pilot = Pilot(process, data, key=pilot_key)
+    marginals = pilot.marginals(pilot.paths())
     network = default_network(process, (2,), marginals, prior, key=net_key)
     clock = ad.Clock(process)
     paper = Score(MLP((2,), clock, key=net_key, activation="relu", time="raw"), clock, parameterization="noise")
@@ -84,10 +84,10 @@ class Runner:
         self.seconds, self.steps, self.errors = 0.0, 0, np.full(len(TIMES), np.inf)
         self.reached: dict[float, tuple[float, int]] = {}
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.99, weight_decay=1e-4))
-        plan = Plan.make(objective, 2, steps=TURN, batch_size=BATCH, ema=0.999)
-        self.round_steps = plan.round_steps
-        self.draws = make_draws(objective, plan, plan.round_steps)
-        self.steps_of = make_round(objective, network, optimizer, plan)
+        rounds = Rounds.make(objective, 2, steps=TURN, batch_size=BATCH, ema=0.999)
+        self.round_steps = rounds.round_steps
+        self.draws = make_draws(objective, rounds, rounds.round_steps)
+        self.steps_of = make_round(objective, network, optimizer, rounds)
         self.state = initial_state(network, optimizer)
         self.static = eqx.partition(network, trainable(network))[1]
         self.key = jax.random.key(1)

@@ -20,9 +20,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import plot
-from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
-from .images import OF_NOISE, PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
+from ..base import plot
+from .shared.experiment import Experiment, Grid, Trials, written
+from .shared.images import OF_NOISE, PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
+from .shared.verdict import AGREES, CANNOT_TELL, DIFFERS, POSITIVE, VERDICTS, opening, verdict
 
 UNTRAINED, PLAIN, PAIRS = "no training", "local-DSM, ELBO", "antithetic local-DSM, ELBO"
 METHODS = (
@@ -98,7 +99,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"cifar10-bpd": plot.dots({k: v for k, v in rows.items() if v}, label="bits per dimension")}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     rows = []
     for each in numbers["models"].values():
         bits, less = each["bits"], each["less_than_ism"]
@@ -143,7 +144,7 @@ def report(numbers: dict) -> list[str | Grid]:
             took = models["ISM, ELBO"]["seconds"] / models[PLAIN]["seconds"]
             said.append(f"{prior}: ISM was trained for {took:.2f} of the time of {PLAIN}.")
         said += _untrained(prior, models)
-        said += _verdict(prior if numbers["seeds"] > 1 else f"{prior}, one seed", models, clear, worse)
+        said += _verdicts(prior, models, seeds, comparisons=2 * len({m["prior"] for m in numbers["models"].values()}))
     theirs = "; ".join(f"{m} {PAPER[m][0]} and {PAPER[m][1]}" for m in PAPER)
     said.append(f"The paper, CIFAR-10, 36 million parameters, logistic and mixture: {theirs}.")
     return [grid, *said]
@@ -161,25 +162,34 @@ def _untrained(prior: str, models: dict) -> list[str]:
     ]
 
 
-def _verdict(where: str, models: dict, clear: list[str], worse: list[str]) -> list[str]:
+def _verdicts(prior: str, models: dict, seeds: int, *, comparisons: int) -> list[str]:
     """The paper's claim, that local-DSM trains better models than ISM, for each weighting in its table."""
-    below, above = ([m for m in PAPER if m.startswith("local-DSM") and m in which] for which in (clear, worse))
+    of: dict[str, list[str]] = {found: [] for found in VERDICTS}
+    for method in (m for m in PAPER if m.startswith("local-DSM") and m in models):
+        less = models[method]["less_than_ism"]
+        found = verdict(less["value"], less["stderr"], seeds, claim=POSITIVE, comparisons=comparisons)
+        of[found].append(method)
     said = []
-    if below:
-        at = f"at {models[below[0]]['steps']:.0f} steps of training"
-        said.append(f"{AGREES} ({where}), local-DSM is below ISM, {at}: {'; '.join(below)}.")
-    if above:
-        at = f"at {models[above[0]]['steps']:.0f} steps"
-        told = f"{DIFFERS} ({where}), whose local-DSM is below ISM: here it is above, {at}: {'; '.join(above)}."
-        if PLAIN in above:
-            told += (
+    for found, names in ((found, names) for found, names in of.items() if names):
+        claim = {
+            AGREES: "local-DSM is below ISM",
+            DIFFERS: "whose local-DSM is below ISM: here it is above",
+            CANNOT_TELL: "whether local-DSM is below ISM, as in the paper",
+        }[found]
+        by = {m: models[m]["less_than_ism"] for m in names}
+        below = "; ".join(f"{m}, {_bits(less['value'], less['stderr'])}" for m, less in by.items())
+        text = f"{opening(found, seeds, claim, about=prior)}, after {models[names[0]]['steps']:.0f} steps: {below}."
+        if PLAIN in by and by[PLAIN]["value"] < 0:
+            text += (
                 f" The expected gradient of {PLAIN} is that of ISM, but that of a batch is mostly noise "
                 "(`python benchmarks/image_noise.py`)."
             )
-            if PAIRS in clear:
-                told += " Pairs of opposite noise take most of it away, and with them local-DSM is below ISM."
-        said.append(told)
+        said.append(text)
     return said
+
+
+def _bits(less: float, stderr: float) -> str:
+    return f"{written(abs(less), stderr)} bits {'below' if less > 0 else 'above'}"
 
 
 EXPERIMENT = Experiment(

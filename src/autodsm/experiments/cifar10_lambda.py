@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import plot
-from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, written
-from .images import PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
+from ..base import plot
+from .shared.experiment import Experiment, Grid, Trials, written
+from .shared.images import PRIORS, SCALES, Setting, about, check_data, over_images, scale_of, told
+from .shared.verdict import AGREES, CANNOT_TELL, DIFFERS, POSITIVE, opening, verdict
 
 LAMBDAS = (0.01, 0.02, 0.05, 0.2)
 BOUNDS: dict[str, dict] = {f"{lam:g}": dict(kind="local-dsm", lam=lam) for lam in LAMBDAS}
@@ -56,7 +57,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"cifar10-lambda": plot.over_parameter(np.array(LAMBDAS), curves, xlabel="λ", ylabel=label)}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     rows = []
     for prior, each in numbers["priors"].items():
         for name in BOUNDS:
@@ -81,15 +82,15 @@ def report(numbers: dict) -> list[str | Grid]:
     lam = LAMBDAS[2]
     for prior, each in numbers["priors"].items():
         gap, less = PAPER[prior][0] - PAPER[prior][1][2], each["less_than_ism"][f"{lam:g}"]
-        theirs_off = float(np.hypot(*PAPER_ERRORS[prior]))
-        here = f"local-DSM's value at λ = {lam:g} is {written(less['value'], less['stderr'])} bits below ISM's; there "
-        here += f"{written(gap, theirs_off)}"
-        if abs(less["value"] - gap) > 2 * np.hypot(less["stderr"], theirs_off):
-            said.append(f"{DIFFERS} ({prior}): {here}.")
-        elif less["value"] > 3 * less["stderr"]:
-            said.append(f"{AGREES} ({prior}): {here}.")
-        else:
-            said.append(f"{prior}: {here}, which may be zero too.")
+        found = verdict(less["value"], less["stderr"], seeds, claim=POSITIVE, comparisons=len(numbers["priors"]))
+        claim = {
+            AGREES: "local-DSM's value is below ISM's",
+            DIFFERS: "where local-DSM's value is below ISM's",
+            CANNOT_TELL: "whether local-DSM's value is below ISM's, as in the paper",
+        }[found]
+        here = f"at λ = {lam:g} by {written(less['value'], less['stderr'])} bits here, by "
+        here += f"{written(gap, float(np.hypot(*PAPER_ERRORS[prior])))} there, which may be zero too"
+        said.append(f"{opening(found, seeds, claim, about=prior)}: {here}.")
     return [grid, *said, f"The paper, CIFAR-10, 36 million parameters, errors of 0.07 to 0.19: {theirs}."]
 
 

@@ -12,11 +12,12 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import plot
-from ..metrics import mmd2
-from ..sample import sample
-from .experiment import AGREES, DIFFERS, Experiment, Grid, Trials, difference, over_seeds, written
-from .images import SCALES, Setting, about, check_data, scale_of, told
+from ..base import plot
+from ..use.metrics import mmd2
+from ..use.sample import sample
+from .shared.experiment import Experiment, Grid, Trials, difference, over_seeds, written
+from .shared.images import SCALES, Setting, about, check_data, scale_of, told
+from .shared.verdict import AGREES, CANNOT_TELL, DIFFERS, NEGATIVE, opening, verdict
 
 PARTS = (
     "mixture: local-DSM, perceptual",
@@ -66,7 +67,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"cifar10-samples": plot.image_grids(grids)}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     rows = []
     for part, each in numbers.items():
         pair = (each["mmd2"], each["floor"])
@@ -81,12 +82,13 @@ def report(numbers: dict) -> list[str | Grid]:
     local, ism, exact = (numbers[name]["mmd2"] for name in names)
     at = [written(each["value"], each["stderr"]) for each in (local, ism, exact)]
     compared = f"samples of local-DSM are at {at[0]} from the images, ISM's at {at[1]}, the exact kernel's at {at[2]}"
-    off, error = difference(local, ism)
-    if off < -3 * error:
-        return [grid, f"{AGREES}, local-DSM's model draws better images than ISM's: {compared}."]
-    if off > 3 * error:
-        return [grid, f"{DIFFERS}, whose local-DSM draws better images than ISM: {compared}."]
-    return [grid, f"No verdict{' from one seed' if np.isnan(error) else ''}: {compared}."]
+    found = verdict(*difference(local, ism), seeds, claim=NEGATIVE)
+    claim = {
+        AGREES: "local-DSM's model draws better images than ISM's",
+        DIFFERS: "whose local-DSM draws better images than ISM",
+        CANNOT_TELL: "whether local-DSM's model draws better images than ISM's, as in the paper",
+    }[found]
+    return [grid, f"{opening(found, seeds, claim)}: {compared}."]
 
 
 EXPERIMENT = Experiment(

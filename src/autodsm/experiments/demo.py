@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import plot
+from ..base import plot
+from ..base.estimate import over_samples
 from ..data import checkerboard
-from ..estimate import over_samples
-from ..fit import Model, fit
-from ..metrics import relative_score_error
-from ..process import Process
-from ..products import ProductMixture
-from ..products import checkerboard as exact_checkerboard
-from ..sample import sample
-from ..simulate import simulate
-from .experiment import Experiment, Grid, Trials, over_seeds, row_of, written
-from .learning import ExactScore, logistic_langevin
+from ..exact.products import ProductMixture
+from ..exact.products import checkerboard as exact_checkerboard
+from ..learn.fit import fit
+from ..learn.model import Model
+from ..paths.simulate import simulate
+from ..process.process import Process
+from ..use.metrics import relative_score_error
+from ..use.sample import sample
+from .shared.experiment import Experiment, Grid, Trials, over_seeds, row_of, written
+from .shared.learning import ExactScore, logistic_langevin
 
 TIMES = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0)
 EDGES = np.linspace(-3.0, 3.0, 61)
@@ -92,7 +93,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"demo": plot.generative_summary(EDGES, *(np.asarray(first[name], float) for name in names))}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     title = f"Relative score error E|s_θ − s|² / E|s|², after {numbers['steps']} steps, in all "
     title += f"{numbers['seconds']['value']:.0f} s with compilation (errors of a single seed are over states)"
     columns = [*(f"t = {t:g}" for t in numbers["times"]), "ms a step"]

@@ -11,17 +11,17 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from .. import plot
-from ..clock import EARLIEST
-from ..estimate import Estimate
-from ..fit import fit
-from ..observables import entropy, entropy_production, entropy_rate, log_density
-from ..reference import HarmonicParticles
-from ..reference import harmonic_particles as harmonic_moments
-from ..systems import System, harmonic_particles
-from ..systems import swimmer as make_swimmer
-from .experiment import Experiment, Grid, Trials, curve, over_seeds, row_of, written
-from .learning import simulated
+from ..base import plot
+from ..base.estimate import Estimate
+from ..exact.gaussian import HarmonicParticles
+from ..exact.gaussian import harmonic_particles as harmonic_moments
+from ..learn.fit import fit
+from ..process.clock import EARLIEST
+from ..process.systems import System, harmonic_particles
+from ..process.systems import swimmer as make_swimmer
+from ..use.observables import entropy, entropy_production, entropy_rate, log_density
+from .shared.experiment import Experiment, Grid, Trials, curve, over_seeds, row_of, written
+from .shared.learning import simulated
 from .swimmer import density_on_grid, places
 
 TIMES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0])
@@ -113,7 +113,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"entropy": plot.over_time(times, quantities)}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     times, items = numbers["times"], []
     for part, each in numbers["systems"].items():
         rows = []

@@ -25,16 +25,16 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
-from .. import plot
-from ..clock import Clock
+from ..base import plot
 from ..data import checkerboard
-from ..ism import ISM
+from ..learn.ism import ISM
+from ..learn.objective import AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
+from ..learn.train import Rounds, initial_state, make_step, optimizer_for
 from ..network import MLP, Score, trainable
-from ..objective import AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
-from ..priors import langevin
-from ..process import Process
-from ..train import Plan, initial_state, make_step, optimizer_for
-from .experiment import Experiment, Grid, Trials
+from ..process.clock import Clock
+from ..process.priors import langevin
+from ..process.process import Process
+from .shared.experiment import Experiment, Grid, Trials
 
 LAMBDAS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 PROCESSES = ("logistic Langevin, checkerboard", "swirl, correlated noise")
@@ -155,16 +155,17 @@ def make_measure(objective: AbstractObjective, network) -> Callable[..., Gradien
 
 def trained(objective: AbstractObjective, network, draws: Callable, *, key):
     """The network after a short training: variance matters most near the end of one, not at its start."""
-    plan = Plan.make(objective, 2, ema=0.0, **_TRAINING)
-    optimizer = optimizer_for(plan.steps)
-    needed, parts = plan.steps * plan.paths, []
+    rounds = Rounds.make(objective, 2, ema=0.0, **_TRAINING)
+    optimizer = optimizer_for(rounds.steps)
+    needed, parts = rounds.steps * rounds.paths, []
     while sum(len(jax.tree.leaves(part)[0]) for part in parts) < needed:
         drawn = draws(jax.random.fold_in(key, len(parts)), None)
         parts.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), drawn))
     cut = jax.tree.map(
-        lambda *leaves: jnp.concatenate(leaves)[:needed].reshape(plan.steps, plan.paths, *leaves[0].shape[1:]), *parts
+        lambda *leaves: jnp.concatenate(leaves)[:needed].reshape(rounds.steps, rounds.paths, *leaves[0].shape[1:]),
+        *parts,
     )
-    step = make_step(objective, network, optimizer, plan)
+    step = make_step(objective, network, optimizer, rounds)
     state, _ = jax.jit(lambda state, cut: jax.lax.scan(step, state, cut))(initial_state(network, optimizer), cut)
     return eqx.combine(state.params, eqx.partition(network, trainable(network))[1])
 
@@ -261,7 +262,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"gradient-variance": figure_of(numbers["processes"])}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     found: list[str | Grid] = []
     for process, record in numbers["processes"].items():
         found.append(_grid_of(process, record))

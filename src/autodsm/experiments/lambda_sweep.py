@@ -13,16 +13,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.progress import track
 
-from .. import plot
+from ..base import plot
+from ..base.estimate import estimate, over_samples
 from ..data import checkerboard
-from ..estimate import estimate, over_samples
-from ..likelihood import ELBO
-from ..products import ProductMixture
-from ..products import checkerboard as exact_checkerboard
-from ..simulate import simulate
+from ..exact.products import ProductMixture
+from ..exact.products import checkerboard as exact_checkerboard
+from ..paths.simulate import simulate
+from ..use.elbo import ELBO
 from .cifar10_lambda import PAPER as BITS
-from .experiment import Experiment, Grid, Trials, over_seeds, written
-from .learning import logistic_langevin
+from .shared.experiment import Experiment, Grid, Trials, over_seeds, written
+from .shared.learning import logistic_langevin
 
 DELTA = 0.01
 PAPER = (0.01, 0.02, 0.05)
@@ -82,7 +82,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"lambda-sweep": plot.over_parameter(np.array(lambdas), curves, xlabel="λ", ylabel=label)}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     gap, lambdas = numbers["gap"], numbers["lambdas"]
     names = {f"local-DSM, λ = {lam:g}": f"{lam:g}" for lam in lambdas} | {name: name for name in FREE}
     rows = [[name, written(gap[key]["value"], gap[key]["stderr"])] for name, key in names.items()]

@@ -12,13 +12,13 @@ import numpyro.distributions as dist
 from matplotlib.figure import Figure
 from rich.progress import track
 
-from .. import plot
-from ..fokker_planck import solve_1d
-from ..kernel import transition
-from ..priors import langevin
-from ..schedule import ScheduledPairs
-from ..simulate import simulate
-from .experiment import Experiment, Grid, Trials, over_seeds, row_of
+from ..base import plot
+from ..exact.grid1d import solve_1d
+from ..kernels.gaussian import transition
+from ..kernels.schedule import ScheduledPairs
+from ..paths.simulate import simulate
+from ..process.priors import langevin
+from .shared.experiment import Experiment, Grid, Trials, over_seeds, row_of
 
 LAMBDAS = (0.05, 0.5, 2.0)
 
@@ -91,7 +91,7 @@ def figures(trials: Trials, numbers: dict) -> dict[str, Figure]:
     return {"local-kernels": plot.densities(np.array(first["x"]), first["times"], curves, samples)}
 
 
-def report(numbers: dict) -> list[str | Grid]:
+def report(numbers: dict, seeds: int) -> list[str | Grid]:
     columns = [row_of(numbers["total_variation"][f"{lam:g}"]) for lam in LAMBDAS]
     rows = [[f"{t:g}", *cells] for t, *cells in zip(numbers["times"], *columns, strict=True)]
     title = f"Total variation distance between local kernels ({numbers['paths']} paths) and the exact density"

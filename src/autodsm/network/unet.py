@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import PRNGKey
-from ..clock import Clock
-from ..errors import as_floating, check_count, check_name
+from ..base.errors import as_floating, as_shape, check_count, check_key, check_name, check_number
+from ..base.types import PRNGKey
+from ..process.clock import Clock
 
 _GROUPS, _GROUP = 32, 4
 _EPS = 1e-6
@@ -198,7 +198,8 @@ class UNet(eqx.Module):
         compute: Any = None,
         remat: bool = False,
     ):
-        _check(shape, channels, levels, blocks, style, heads, dropout)
+        check_key(key)
+        _check(shape, channels, levels, blocks, style, attention, heads, dropout)
         heights = [shape[-2] >> i for i in range(len(levels))]
         attention = [height for height in (16,) if height in heights] if attention is None else list(attention)
         if absent := [height for height in attention if height not in heights]:
@@ -304,16 +305,16 @@ def _mask_key(t) -> PRNGKey:
     return jax.random.fold_in(jax.random.key(0), bits)
 
 
-def _check(shape, channels, levels, blocks, style, heads, dropout) -> None:
-    if len(shape) < 3:
+def _check(shape, channels, levels, blocks, style, attention, heads, dropout) -> None:
+    if len(as_shape(shape)) < 3:
         raise ValueError(f"shape={tuple(shape)} must be (channels, height, width) of an image, or (…, height, width).")
     check_count("channels", channels)
     check_count("blocks", blocks)
     check_name("style", style, STYLES)
     if channels % 4 or channels < 4:
         raise ValueError(f"channels={channels} must be a multiple of four.")
-    if not levels or any(m < 1 for m in levels):
-        raise ValueError(f"levels={tuple(levels)} must be multiples of the channels, one for each resolution.")
+    if not (isinstance(levels, Sequence) and levels and all(isinstance(m, int) and m > 0 for m in levels)):
+        raise ValueError(f"levels={levels!r} must be multiples of the channels, one for each resolution.")
     part = 2 ** (len(levels) - 1)
     if shape[-2] % part or shape[-1] % part:
         raise ValueError(
@@ -324,5 +325,8 @@ def _check(shape, channels, levels, blocks, style, heads, dropout) -> None:
         check_count("heads", heads)
         if channels % heads:
             raise ValueError(f"heads={heads} must divide channels={channels}.")
+    if attention is not None and not isinstance(attention, Sequence):
+        raise TypeError(f"attention={attention!r} must be a list of resolutions, such as (16,).")
+    check_number("dropout", dropout)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} must be at least 0 and below 1.")

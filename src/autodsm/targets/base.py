@@ -6,7 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from .._types import PRNGKey, State
+from ..base.types import PRNGKey, State
 
 
 class Draw(NamedTuple):
@@ -30,6 +30,10 @@ class AbstractForward(eqx.Module):
     def states(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Float[Array, "k ..."]:
         """One state at each of `times`, in any order; together they need not form a path."""
 
+    def prepared(self, pilot) -> "AbstractForward":
+        """The same, with what was not given chosen for the data of a `Pilot`."""
+        return self
+
     def covers(self, x) -> str | None:
         """Why the examples `x` cannot be used, or None when they can."""
         return None
@@ -41,3 +45,7 @@ class AbstractTarget(AbstractForward):
     @abc.abstractmethod
     def draw(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Draw:
         """One draw at each of `times`: a `Draw` whose leaves have a leading axis k."""
+
+    def draws_per_path(self, shape: tuple[int, ...]) -> int:
+        """How many draws of one example, by one call, train soonest for states of this shape."""
+        return 1

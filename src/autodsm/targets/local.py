@@ -8,12 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..errors import check_name
-from ..kernel import transition
-from ..process import Process
-from ..schedule import AbstractSchedule, FromZero
-from ..structure import Elementwise
+from ..base.errors import check_name
+from ..base.modules import replace
+from ..kernels.gaussian import transition
+from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
+from ..process.process import Process
+from ..process.structure import Elementwise
 from .base import AbstractForward, AbstractTarget, Draw
+
+PER_PATH = 32
+"""Draws from one path: more of them are alike, and fewer make the path the greater part of the cost."""
 
 
 class Local(AbstractTarget):
@@ -25,6 +29,8 @@ class Local(AbstractTarget):
     expand: str = eqx.field(static=True)
     ito: bool = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
+    relative: bool = eqx.field(static=True)
+    """Whether λ of the schedule is still to be related to the deviations of the data."""
 
     def __init__(
         self,
@@ -35,6 +41,7 @@ class Local(AbstractTarget):
         expand: str = "t",
         ito: bool = False,
         antithetic: bool = False,
+        relative: bool = False,
     ):
         check_name("expand", expand, ("s", "t"))
         self.process = process
@@ -43,6 +50,7 @@ class Local(AbstractTarget):
         self.expand = expand
         self.ito = ito
         self.antithetic = antithetic
+        self.relative = relative
 
     def draw(self, x, times, *, key):
         path_key, noise_key = jax.random.split(key)
@@ -66,6 +74,21 @@ class Local(AbstractTarget):
             return jax.lax.stop_gradient(jax.vmap(one)(*drawn))
         # One time after the other: the matrices of all at once would not fit into caches.
         return jax.lax.stop_gradient(jax.lax.map(lambda each: one(*each), drawn))
+
+    def prepared(self, pilot):
+        """With a relative λ: `∫ Q_ii = λ` of the mean square deviation of each coordinate over time, which tells what
+        lengths the drift acts on."""
+        if isinstance(self.schedule, FromZero):
+            return self
+        forward, schedule = self.forward.prepared(pilot), self.schedule
+        if self.relative:
+            assert isinstance(schedule, ScheduledPairs)
+            scales = jnp.sqrt(jnp.mean(pilot.marginals(forward).std ** 2, axis=0))
+            schedule = ScheduledPairs(self.process, float(schedule.lam), scales=scales)
+        return replace(self, forward=forward, schedule=schedule, relative=False)
+
+    def draws_per_path(self, shape):
+        return 1 if isinstance(self.schedule, FromZero) else PER_PATH
 
     def states(self, x, times, *, key):
         if isinstance(self.schedule, FromZero):

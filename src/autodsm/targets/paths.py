@@ -18,23 +18,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import PRNGKey
-from ..clock import Clock
-from ..errors import check_count
-from ..process import Process, is_invertible
-from ..simulate import four_point, initial_states, local_error
+from ..base.compilation import SMALL, jit_once
+from ..base.errors import check_count
+from ..base.types import PRNGKey
+from ..paths.initial import initial_states
+from ..paths.schemes import four_point
+from ..paths.steps import local_error
+from ..process.clock import Clock
+from ..process.noise import is_invertible
+from ..process.process import Process
 from .base import AbstractForward
 
 MAX_STEPS = 2048
+DEFAULT_STEPS = 256
+"""Steps of a path to t1, before the data are known that it starts from."""
 TOL, TOL_SHARP = 0.002, 3e-4
+_FIRST_TRY = 32
+_LENGTHS = (128, 512, MAX_STEPS + 128)
+"""Points of the grids that the pilot of `choose_steps` is compiled for: 128 serve 104 steps, which most need."""
 _FIRST, _SECOND = 0.5 - math.sqrt(3.0) / 6.0, 0.5 + math.sqrt(3.0) / 6.0
 
 
-def time_grid(process: Process, steps: int) -> np.ndarray:
+def time_grid(process: Process, steps: int, *, clock: Clock | None = None) -> np.ndarray:
     """Times of N steps, and of the short ones at the start."""
     fine = process.t1 * np.linspace(0.0, 1.0, 4097)
     with jax.ensure_compile_time_eval():
-        noise = np.asarray(Clock(process)(jnp.asarray(fine[1:])), float)
+        noise = np.asarray(jit_once(clock or Clock(process), optimize=False)(jnp.asarray(fine[1:])), float)
     elapsed = np.concatenate([[0.0], 0.5 * fine[1:] / process.t1 + 0.5 * noise / noise[-1]])
     even = np.interp(np.linspace(0.0, 1.0, steps + 1), elapsed, fine)
     early = 0.01 * even[1] * 1.4 ** np.arange(18)
@@ -48,21 +57,23 @@ class Paths(AbstractForward):
         forward = Paths(process, steps=100)
         y = forward.states(x, jnp.array([0.1, 0.7]), key=key)
 
-    `steps` counts those after the start. `Paths.for_process` chooses how many.
+    `steps` counts those after the start. When they are not given there are `DEFAULT_STEPS`, until `prepared` chooses
+    as few as paths from the data need.
     """
 
     process: Process
     grid: Float[Array, " points"]
+    given: bool = eqx.field(static=True)
+    """Whether the number of steps is settled."""
 
-    def __init__(self, process: Process, steps: int):
-        check_count("steps", steps)
-        self.process = process
-        self.grid = jnp.asarray(time_grid(process, steps), float)
+    def __init__(self, process: Process, steps: int | None = None, *, clock: Clock | None = None):
+        count = DEFAULT_STEPS if steps is None else steps
+        check_count("steps", count)
+        self.process, self.given = process, steps is not None
+        self.grid = jnp.asarray(time_grid(process, count, clock=clock), float)
 
-    @classmethod
-    def for_process(cls, process: Process, y0, *, key: PRNGKey, tol: float | None = None) -> "Paths":
-        """As few steps as `choose_steps` finds for paths from `y0`."""
-        return cls(process, choose_steps(process, y0, key=key, tol=tol))
+    def prepared(self, pilot, *, tol: float | None = None) -> "Paths":
+        return self if self.given else pilot.paths(tol)
 
     @property
     def steps(self) -> int:
@@ -94,7 +105,18 @@ class Paths(AbstractForward):
         return y + 0.5 * h * (first + f(y + h * first + noise, t + _SECOND * h)) + noise
 
 
-def choose_steps(process: Process, y0, *, key: PRNGKey, tol: float | None = None, n: int = 256) -> int:
+def _padded(grid: np.ndarray, x: Float[Array, "n ..."]) -> Float[Array, " points"]:
+    """A grid with its last time repeated, so that one compilation serves grids of several lengths. Large states, whose
+    paths take longer than a compilation, get no more than their steps."""
+    length = len(grid)
+    if x[0].size <= SMALL:
+        length = next(n for n in _LENGTHS if n >= length)
+    return jnp.asarray(np.pad(grid, (0, length - len(grid)), mode="edge"), x.dtype)
+
+
+def choose_steps(
+    process: Process, y0, *, key: PRNGKey, tol: float | None = None, n: int = 256, clock: Clock | None = None
+) -> int:
     """The fewest steps to t1, a multiple of eight, whose local errors stay within `tol` in 99 of 100 places.
 
     The local error is that of `simulate`, for order two: with tol = 0.002, the default, the drift changes by a
@@ -107,29 +129,36 @@ def choose_steps(process: Process, y0, *, key: PRNGKey, tol: float | None = None
     if tol is None:
         tol = TOL if is_invertible(process, x.shape[1:], 0.5 * process.t1) else TOL_SHARP
 
-    @eqx.filter_jit
-    def pilot(paths):
+    paths = Paths(process, _FIRST_TRY, clock=clock)
+
+    def pilot(grid):  # the local error of each step, and whether it ends at a finite state
         def one(x, k, look):
-            path, _ = paths.trunk(x, jnp.zeros(1, x.dtype), key=k)
-            grid = paths.grid.astype(x.dtype)
-            keys = jax.random.split(look, paths.steps)
-            errors = jax.vmap(lambda y, t, h, k: local_error(process, y, t, h, key=k, eta=np.sqrt(tol)))(
-                path[:-1], grid[:-1], jnp.diff(grid), keys
-            )
-            return errors, jnp.all(jnp.isfinite(path))
+            noise = four_point(k, (len(grid) - 1, *process.noise_shape(x.shape)), x.dtype)
+
+            def step(y, inputs):
+                t, h, z, key = inputs
+                error = local_error(process, y, t, h, key=key, eta=np.sqrt(tol))
+                y = paths._step(y, t, h, z)
+                return y, (error, jnp.all(jnp.isfinite(y)))
+
+            keys = jax.random.split(look, len(grid) - 1)
+            return jax.lax.scan(step, x, (grid[:-1], jnp.diff(grid), noise, keys))[1]
 
         return jax.vmap(one)(x, jax.random.split(path_key, n), jax.random.split(look_key, n))
 
-    steps = 32
+    pilot, steps = jit_once(pilot, optimize=x[0].size > SMALL), _FIRST_TRY
     while steps <= MAX_STEPS:
-        errors, finite = pilot(Paths(process, steps))
-        if not bool(jnp.all(finite)):
+        grid = time_grid(process, steps, clock=clock)
+        errors, finite = (np.asarray(v)[:, : len(grid) - 1] for v in pilot(_padded(grid, x)))
+        if not np.all(finite):
             steps *= 4
             continue
         # The local error is proportional to h.
-        needed = steps * float(np.quantile(np.asarray(errors), 0.99)) / np.sqrt(tol)
-        if needed <= steps or steps == MAX_STEPS:
+        needed = steps * float(np.quantile(errors, 0.99)) / np.sqrt(tol)
+        if needed <= steps:
             return max(16, 8 * int(np.ceil(needed / 8)))
+        if steps == MAX_STEPS:
+            break
         steps = min(8 * int(np.ceil(1.1 * needed / 8)), MAX_STEPS)
     raise ValueError(
         f"{MAX_STEPS} steps to t1={process.t1} do not resolve this process: its drift is too stiff, or paths leave its "

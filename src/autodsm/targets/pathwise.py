@@ -30,13 +30,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import PRNGKey, State
-from ..clock import Clock
-from ..linalg import inverse_and_log_det
-from ..process import Process, check_invertible
-from ..schedule import ScheduledPairs
-from ..simulate import four_point, initial_states, signs
-from ..structure import Elementwise, expand_noise, noise_diagonal, noise_kind
+from ..base.compilation import SMALL, jit_once
+from ..base.linalg import inverse_and_log_det
+from ..base.modules import replace
+from ..base.types import PRNGKey, State
+from ..kernels.schedule import ScheduledPairs
+from ..paths.initial import LOOK, initial_states
+from ..paths.schemes import four_point, signs
+from ..process.clock import Clock
+from ..process.noise import check_invertible
+from ..process.process import Process
+from ..process.structure import Elementwise, expand_noise, noise_diagonal, noise_kind
 from .base import AbstractTarget, Draw
 from .paths import Paths
 
@@ -62,7 +66,9 @@ class Pathwise(AbstractTarget):
     **Arguments:**
 
     - `forward`: the grid of steps, and the paths to the window's start.
-    - `forgetting`: ρ, for each unit of `∫ω`, `ω = tr Q/d`.
+    - `forgetting`: ρ (0 until `prepared` chooses it), for each unit of `∫ω`. With the totals `T_i = ∫_0^t1 Q_ii`,
+      `ω = T̄ mean_i Q_ii/T_i`, where T̄ is their mean; for constant noise that is tr Q/d. Units change it by a factor
+      only, which the target does not have.
     - `window`: build the weight up over `∫g² = window` before t; by default from t = 0.
     - `exact`: form Jacobians; by default for elementwise drifts and up to MAX_EXACT coupled coordinates.
     - `gaussian`: Gaussian noise, with which the identity is exact; else noise with the same five moments, cheaper.
@@ -71,7 +77,9 @@ class Pathwise(AbstractTarget):
     process: Process
     forward: Paths
     schedule: ScheduledPairs | None
-    forgetting: Array
+    forgetting: Array | None
+    """None: chosen by `prepared`, and 0 before."""
+    clock: Clock
     share: float = eqx.field(static=True)
     exact: bool | None = eqx.field(static=True)
     gaussian: bool = eqx.field(static=True)
@@ -81,16 +89,18 @@ class Pathwise(AbstractTarget):
         process: Process,
         forward: Paths,
         *,
-        forgetting: float = 0.0,
+        forgetting: float | None = None,
         window: float | None = None,
         exact: bool | None = None,
         gaussian: bool = False,
+        clock: Clock | None = None,
     ):
-        if not (np.isfinite(forgetting) and forgetting >= 0):
+        if forgetting is not None and not (np.isfinite(forgetting) and forgetting >= 0):
             raise ValueError(f"forgetting={forgetting} must be a finite rate of at least 0.")
         self.process = process
         self.forward = forward
-        self.forgetting = jnp.asarray(forgetting, float)
+        self.clock = Clock(process) if clock is None else clock
+        self.forgetting = None if forgetting is None else jnp.asarray(forgetting, float)
         self.schedule = None if window is None else ScheduledPairs(process, window)
         share = 1.0 if self.schedule is None else float(self.schedule.lam / jnp.max(self.schedule.totals[-1]))
         self.share = min(share, 1.0)
@@ -102,21 +112,33 @@ class Pathwise(AbstractTarget):
         times = jnp.asarray(times, x.dtype)
         drawn = self._along(x, times, key) if self.schedule is None else self._windows(x, times, key)
         target = -drawn.Z / _per_state(drawn.omega, drawn.Z)
-        scale = jnp.broadcast_to(_per_state(jnp.sqrt(drawn.omega), drawn.Z), drawn.Z.shape)
-        return jax.lax.stop_gradient(Draw(times, drawn.y[:, None], target[:, None], scale, None))
+        received = _per_state(drawn.omega, drawn.Z) * self._shares(x.shape).astype(x.dtype)
+        scale = jnp.broadcast_to(jnp.sqrt(received), drawn.Z.shape)
+        return Draw(times, drawn.y[:, None], target[:, None], scale, None)
 
     def states(self, x, times, *, key):
         if self.schedule is not None:
             return self.forward.states(x, times, key=key)
         return self.draw(x, times, key=key).y[:, 0]  # those of the targets: what is made of them has the same errors
 
+    def _shares(self, shape: tuple[int, ...]) -> Array:
+        """`T_i/T̄`, the noise of each coordinate relative to ω; 1 for a scalar g."""
+        return self.clock.totals_of(shape) / jnp.mean(self.clock.totals)
+
     @property
     def window_steps(self) -> int:
         return max(4, math.ceil(self.share * self.forward.steps))
 
-    def default_pairs(self, shape: tuple[int, ...]) -> int:
-        """Draws from one path that train soonest: few, as they are alike; more where a path costs more than a draw's
-        use by the network."""
+    def prepared(self, pilot):
+        ready = replace(self, forward=self.forward.prepared(pilot, tol=TOL_WEIGHTED))
+        if self.forgetting is not None or self.schedule is not None:
+            return ready
+        pilot.report("pilot: rate at which weights forget …")
+        rate = choose_forgetting(ready, pilot.y0, key=pilot.key)
+        return replace(ready, forgetting=jnp.asarray(rate, float))
+
+    def draws_per_path(self, shape):
+        """Few, as they are alike; more where a path costs more than a draw's use by the network."""
         return 32 if self._forms_jacobian(shape) else 128
 
     def _along(self, x, times, key) -> Weighted:
@@ -173,14 +195,16 @@ class Pathwise(AbstractTarget):
         h, shape = share * (b - a), state.y.shape
         g = self.process.g(0.5 * (a + b)).astype(state.y.dtype)
         noise = jnp.sqrt(h) * self.process.diffuse(0.5 * (a + b), xi, shape)
-        omega = jnp.mean(noise_diagonal(g))
+        shares = (self.clock.totals / jnp.mean(self.clock.totals)).astype(g.dtype)
+        omega = jnp.mean(noise_diagonal(g) / shares)
         if noise_kind(g.shape, shape) == "matrix":
             structure = self.process.structure_for(shape)
             inverse, _ = inverse_and_log_det(structure.noise_cov(g))
             weight = structure.join(structure.matvec(inverse, structure.split(noise)))
         else:
             weight = noise / expand_noise(g, shape) ** 2
-        kept = jnp.exp(-self.forgetting.astype(g.dtype) * omega * h)
+        rate = 0.0 if self.forgetting is None else self.forgetting.astype(g.dtype)
+        kept = jnp.exp(-rate * omega * h)
         return Weighted(state.y + noise, kept * state.Z + omega * weight, kept * state.omega + omega * h)
 
     def _drift(self, state: Weighted, a, b, probe) -> Weighted:
@@ -201,10 +225,13 @@ class Pathwise(AbstractTarget):
             Z = structure.matvec(inverse_and_log_det(structure.transpose(J))[0], structure.split(Z + omega * slope))
             return Weighted(structure.join(end), structure.join(Z), omega)
 
+        # In units of its noise for each coordinate, in which no entry of the Jacobian drowns the others.
+        unit = jnp.sqrt(self._shares(y.shape)).astype(y.dtype)
+
         def rates(pair, t):
             def change(y):
-                slope, bend = jax.jvp(lambda y: f(y, t), (y,), (probe,))
-                return jnp.sum(omega * probe * bend - pair[1] * slope), slope
+                slope, bend = jax.jvp(lambda y: f(y, t), (y,), (unit * probe,))
+                return jnp.sum(omega * probe / unit * bend - pair[1] * slope), slope
 
             change_of_weight, slope = jax.grad(change, has_aux=True)(pair[0])
             return slope, change_of_weight
@@ -226,24 +253,25 @@ def _per_state(value: Float[Array, " k"], like: Array) -> Array:
 
 
 def choose_forgetting(target: Pathwise, y0, *, key: PRNGKey, n: int = 128) -> float:
-    """The ρ for which the target varies least, over sixteen times and n paths from `y0`.
+    """The ρ for which the target varies least, over sixteen times and n paths from `y0`, in units of the noise.
 
     `E|target|² = E|score|² + variance`, so the least variance is where the second moment is least.
     """
     start_key, path_key = jax.random.split(key)
     process = target.process
-    x = initial_states(y0, n, key=start_key)
+    x = initial_states(y0, LOOK, key=start_key)[:n]
     # Early targets vary as 1/G whatever ρ is, and would drown the others.
     times = process.t1 * jnp.linspace(0.1, 1.0, 16, dtype=x.dtype)
-    rates = jnp.concatenate([jnp.zeros(1), jnp.geomspace(1e-2, 1e4, 17)]) / Clock(process).total
+    rates = jnp.concatenate([jnp.zeros(1), jnp.geomspace(1e-2, 1e4, 17)]) / jnp.mean(target.clock.totals)
+    weights = target._shares(x.shape[1:])
 
-    @eqx.filter_jit
     def moment(rate):
-        trial = eqx.tree_at(lambda p: p.forgetting, target, rate)
+        trial = replace(target, forgetting=rate)
         keys = jax.random.split(path_key, n)
         draws = jax.vmap(lambda x, k: trial.draw(x, times, key=k).score)(x, keys)
-        return jnp.sum(jnp.mean(draws**2, axis=0)[:, 0].reshape(len(times), -1))
+        return jnp.sum(weights * jnp.mean(draws**2, axis=0)[:, 0])
 
+    moment = jit_once(moment, optimize=x[0].size > SMALL)
     moments = np.array([float(moment(r)) for r in rates])
     if not np.isfinite(moments).any():
         raise ValueError("the pathwise target is not finite on pilot paths; give more steps=..., or a shorter window.")

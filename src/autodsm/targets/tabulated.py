@@ -1,55 +1,26 @@
-"""The exact kernel q(y_t|y_0) of an elementwise process, from a table.
-
-Each coordinate is a scalar diffusion, so its kernel is a function of three numbers. `fokker_planck.transition_1d`
-computes it for a grid of y_0; it is stored as a transport map of `z ~ N(0,1)`,
-
-    y_t = M + S (z + R(y_0, τ, z)),        S ∂ log q(y_t|y_0) = −z + R₂(y_0, τ, z),
-
-with `(M − y_0)/τ` and `S/√τ` on a (log τ, y_0) grid and R, R₂ on a (log τ, y_0, z) grid, all interpolated linearly. τ
-is `½ ∫_0^t g²` when `f/g²` does not depend on time (Langevin processes), else it is t. A draw is then a look-up: no
-path, no linearization. Coordinates with different drifts or noise have a table each.
-"""
-
-import weakref
-from collections.abc import Callable
+"""The exact kernel q(y_t|y_0) of an elementwise process, from a table: a draw is a look-up, without a path or a
+linearization. `tables` says what the tables hold and how they are made."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
-from scipy.interpolate import CubicSpline
+from jaxtyping import Array
 
-from ..clock import Clock
-from ..fokker_planck import transition_1d
-from ..process import Process
-from ..structure import Elementwise, expand_noise
+from ..base.errors import as_shape
+from ..base.modules import replace
+from ..exact.checks import check_range
+from ..paths.initial import initial_states
+from ..process.clock import Clock
+from ..process.process import Process, check_process
+from ..process.structure import Elementwise
 from .base import AbstractTarget, Draw
+from .spans import even_span
+from .tables import FRAMES, Starts, Tables, Z, find_tables
 
-MAX_LAWS = 64
-MAX_ERROR = 0.02
-"""Of the interpolation between starts, in deviations; tables are refined while it is above a quarter of this."""
-_TIMES, _FRAMES = 241, 513
-_STARTS = (17, 33, 65, 129, 257)  # the fewest that are accurate
-_Z = np.linspace(-5.6, 5.6, 81)
-_cache: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # drift -> {what it was built for: tables}
-
-
-class Tables(eqx.Module):
-    """Tables of several scalar laws, and how to read them."""
-
-    frame: Float[Array, "laws times frames 2"]
-    """`(M − y_0)/τ` and `S/√τ`; these vary fastest with y_0, and are refined in it by splines."""
-    residual: Float[Array, "laws times starts z 2"]
-    """R and R₂."""
-    law: Int[Array, "..."] | None
-    """Which table each coordinate uses; None when there is one."""
-    shape: tuple[int, ...] = eqx.field(static=True)
-    log_tau: tuple[float, float] = eqx.field(static=True)
-    y_range: tuple[float, float] = eqx.field(static=True)
-    separable: bool = eqx.field(static=True)
-    error: float = eqx.field(static=True)
-    """Largest error, over times and y_0, of interpolating between starts; root mean square over z, estimated."""
+_FEWEST, _MOST = 1 << 10, 1 << 18
+"""States of a sampler from which the tails of its law are taken: as many as 2²² numbers hold, between these."""
+_NUMBERS = 1 << 22
 
 
 class Tabulated(AbstractTarget):
@@ -58,73 +29,112 @@ class Tabulated(AbstractTarget):
         target = Tabulated(process, (2,), y_range=(-2.0, 2.0))
 
     `shape` is that of one state, `y_range` must contain every coordinate of the data; a draw for a coordinate outside
-    of it is NaN. Tables are built once for a process and range, and kept as long as its drift is.
+    of it is NaN. Without a range, `prepared` takes that of the data; without a shape, the table is built for the first
+    state that is met. Tables are told apart by the values of drift, noise and range, and the last few are kept.
     """
 
     process: Process
-    tables: Tables
+    tables: Tables | None
     clock: Clock
+    y_range: tuple[float, float] | None = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
 
     def __init__(
         self,
         process: Process,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | None = None,
         *,
-        y_range: tuple[float, float],
+        y_range: tuple[float, float] | None = None,
         antithetic: bool = False,
+        clock: Clock | None = None,
     ):
-        if not isinstance(process.structure_for(shape), Elementwise):
+        check_process(process)
+        y_range = None if y_range is None else check_range("y_range", y_range)
+        self.process, self.y_range, self.antithetic = process, y_range, antithetic
+        self.clock = Clock(process) if clock is None else clock
+        self.tables = None
+        if shape is not None and y_range is not None:
+            self.tables = _given(process, as_shape(shape), y_range, self.clock)
+
+    @classmethod
+    def find(cls, pilot, *, y_range: tuple[float, float] | None = None, antithetic: bool = False) -> "Tabulated | str":
+        """The target for the data of a `Pilot`; or why there is none."""
+        _check_elementwise(pilot.process, pilot.shape)
+        pilot.report("pilot: tables of the kernel …")
+        if y_range is not None:
+            starts = Starts(y_range, None)
+        elif callable(pilot.y0):
+            n = int(np.clip(_NUMBERS // max(1, np.prod(pilot.shape)), _FEWEST, _MOST))
+            starts = Starts(None, np.asarray(initial_states(pilot.y0, n, key=pilot.key)), sampled=True)
+        else:
+            starts = Starts(None, np.asarray(pilot.y0))
+        found = find_tables(pilot.process, pilot.shape, starts, clock=pilot.clock)
+        waiting = cls(pilot.process, antithetic=antithetic, clock=pilot.clock)
+        return found if isinstance(found, str) else replace(waiting, tables=found)
+
+    def prepared(self, pilot):
+        if self.tables is not None:
+            return self
+        found = Tabulated.find(pilot, y_range=self.y_range, antithetic=self.antithetic)
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    def tables_of(self, shape: tuple[int, ...]) -> Tables:
+        """The tables for states of this shape."""
+        if self.tables is not None:
+            if self.tables.shape != shape:
+                raise ValueError(f"the table was built for states of shape {self.tables.shape}, not {shape}.")
+            return self.tables
+        if self.y_range is None:
             raise ValueError(
-                "the tabulated kernel needs a drift that acts on each coordinate alone, and a scalar or diagonal "
-                "diffusion; this process couples coordinates. Use PathwiseDSM, or LocalDSM where g is singular. If it "
-                'does not, declare Process(..., structure="elementwise").'
+                "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
+                "objective.prepare(y0, key=key); fit does that."
             )
-        low, high = (float(v) for v in y_range)
-        if not (np.isfinite([low, high]).all() and high > low):
-            raise ValueError(f"y_range={y_range} must be two finite, increasing numbers that contain the data.")
-        self.process = process
-        self.tables = _tables(process, tuple(shape), (low, high))
-        self.clock = Clock(process)
-        self.antithetic = antithetic
+        return _given(self.process, shape, self.y_range, self.clock)
 
     def draw(self, x, times, *, key):
-        times = jnp.asarray(times, x.dtype)
+        times, tables = jnp.asarray(times, x.dtype), self.tables_of(x.shape)
         z = jax.random.normal(key, (len(times), *x.shape), x.dtype)
-        return jax.lax.stop_gradient(jax.vmap(lambda t, z: self._draw(x, t, z))(times, z))
+        return jax.lax.stop_gradient(jax.vmap(lambda t, z: self._draw(tables, x, t, z))(times, z))
 
     def states(self, x, times, *, key):
         return self.draw(x, times, key=key).y[:, 0]
 
     def covers(self, x):
-        low, high = self.tables.y_range
         x = np.asarray(x)
-        if x.min() >= low and x.max() <= high:
+        span = even_span(*self.y_range) if self.tables is None and self.y_range is not None else None
+        span = self.tables.span() if self.tables is not None else span
+        if span is None or not (outside := (x < span.low) | (x > span.high)).any():
             return None
+        i = np.unravel_index(np.argmax(outside), x.shape)
+        low, high = (np.broadcast_to(end, x.shape)[i] for end in (span.low, span.high))
+        values = x if np.ndim(span.low) == 0 else x[(..., *i[1:])]
         return (
-            f"data lie in [{x.min():.6g}, {x.max():.6g}], outside y_range=({low:g}, {high:g}) of the tabulated kernel. "
-            "Give a y_range that contains them all."
+            f"data lie in [{values.min():.6g}, {values.max():.6g}], outside y_range=({low:g}, {high:g}) of the "
+            "tabulated kernel. Give a y_range that contains them all."
         )
 
-    def _draw(self, x, t, z) -> Draw:
-        tables = self.tables
-        if tables.shape != x.shape:
-            raise ValueError(f"the table was built for states of shape {tables.shape}, not {x.shape}.")
-        tau = 0.5 * self.clock(t) if tables.separable else t
+    def _draw(self, tables: Tables, x, t, z) -> Draw:
+        share = self.clock.share(t)
+        received = share * self.clock.totals_of(x.shape)
+        tau = share if tables.separable else t
         law = 0 if tables.law is None else tables.law
-        i, a = _position(jnp.log(tau), *tables.log_tau, tables.frame.shape[1])
-        j, b = _position(x, *tables.y_range, tables.residual.shape[2])
+        i, a = _position(tables.place(tau), 0.0, 1.0, tables.frame.shape[1])
+        span = tables.span()
+        place = span.place(x, jnp)
+        j, b = _position(place, 0.0, 1.0, tables.residual.shape[2])
         weights = [((1 - a) * (1 - b), 0, 0), ((1 - a) * b, 0, 1), (a * (1 - b), 1, 0), (a * b, 1, 1)]
-        k, c = _position(x, *tables.y_range, _FRAMES)
+        k, c = _position(place, 0.0, 1.0, FRAMES)
         frame = jnp.zeros((*x.shape, 2), tables.frame.dtype)
         for w, di, dk in ((1 - a) * (1 - c), 0, 0), ((1 - a) * c, 0, 1), (a * (1 - c), 1, 0), (a * c, 1, 1):
             frame = frame + w[..., None] * tables.frame[law, i + di, k + dk]
-        inside = (x >= tables.y_range[0]) & (x <= tables.y_range[1])
+        inside = (x >= span.low) & (x <= span.high)
         mean = jnp.where(inside, x + tau * frame[..., 0], jnp.nan).astype(x.dtype)
-        scale = (jnp.sqrt(tau) * frame[..., 1]).astype(x.dtype)
+        scale = (jnp.sqrt(received) * frame[..., 1]).astype(x.dtype)
 
         def one(z):
-            k, c = _position(jnp.clip(z, _Z[0], _Z[-1]), _Z[0], _Z[-1], len(_Z))
+            k, c = _position(jnp.clip(z, Z[0], Z[-1]), Z[0], Z[-1], len(Z))
             found = jnp.zeros((*x.shape, 2), tables.residual.dtype)
             for w, di, dj in weights:
                 for v, dk in ((1 - c, 0), (c, 1)):
@@ -142,124 +152,19 @@ def _position(value, low: float, high: float, points: int) -> tuple[Array, Array
     return index, place - index
 
 
-def _tables(process: Process, shape: tuple[int, ...], y_range: tuple[float, float]) -> Tables:
-    try:
-        known = _cache.setdefault(process.drift, {})
-    except TypeError:  # a drift that cannot be hashed
-        known = {}
-    at = (shape, y_range, process.t1, id(process.diffusion))
-    if at not in known:
-        with jax.ensure_compile_time_eval():
-            known[at] = _build(process, shape, y_range)
-    return known[at]
-
-
-def _build(process: Process, shape: tuple[int, ...], y_range: tuple[float, float]) -> Tables:
-    t1 = process.t1
-    clock = Clock(process)
-    with jax.enable_x64(True):
-        ys, ts = np.linspace(*y_range, 17), t1 * np.linspace(0.02, 1.0, 9)
-
-        @jax.jit
-        def probe(y, t):  # drift and noise of every coordinate, (d,) each
-            at = jnp.full(shape, y)
-            g = jnp.broadcast_to(expand_noise(process.g(t), shape), shape)
-            return process.f(at, t).ravel(), (g**2).ravel().astype(float)
-
-        f, q = (np.asarray(v) for v in jax.vmap(lambda y: jax.vmap(lambda t: probe(y, t))(ts))(ys))  # (17, 9, d)
-        laws = _distinct(np.concatenate([f.reshape(-1, f.shape[-1]), q.reshape(-1, q.shape[-1])]))
-        ratio = f / np.where(q > 0, q, np.nan)
-        size = np.abs(ratio).max(axis=(0, 1), keepdims=True)
-        scalar = np.ptp(q, axis=-1).max() == 0
-        separable = bool(scalar and np.all(np.ptp(ratio, axis=1) <= 1e-5 * size[0]))
-
-        last = 0.5 * clock.total if separable else t1
-        log_tau = (float(np.log(1e-6 * last)), float(np.log(last)))
-        times = np.exp(np.linspace(*log_tau, 2 * _TIMES - 1))
-        scalars = [_scalar(process, shape, np.flatnonzero(laws == k), separable) for k in range(laws.max() + 1)]
-        frames, residuals, error = _refine(scalars, y_range, times)
-    if not error < MAX_ERROR:
+def _check_elementwise(process: Process, shape: tuple[int, ...]) -> None:
+    if not isinstance(process.structure_for(shape), Elementwise):
         raise ValueError(
-            f"the drift varies too sharply over y_range={y_range} for the table: error {error:.2g} of a standard "
-            "deviation. Narrow the range to that of the data, or use PathwiseDSM."
+            "the tabulated kernel needs a drift that acts on each coordinate alone, and a scalar or diagonal "
+            "diffusion; this process couples coordinates. Use PathwiseDSM, or LocalDSM where g is singular. If it "
+            'does not, declare Process(..., structure="elementwise").'
         )
-    law = None if laws.max() == 0 else jnp.asarray(laws.reshape(shape))
-    frame, residual = (jnp.asarray(np.stack(v), jnp.float32) for v in (frames, residuals))
-    return Tables(frame, residual, law, shape, log_tau, y_range, separable, error)
 
 
-def _refine(scalars: list[tuple[Callable, Callable]], y_range: tuple[float, float], times: np.ndarray):
-    """Frames and residuals of all laws, and their largest error, with as many starts as are needed."""
-    wanted, count = 0.25 * MAX_ERROR, _STARTS[0]
-    while True:
-        starts = np.linspace(*y_range, count)
-        frames, residuals, errors = zip(*(_tabulate(*law, starts, times) for law in scalars), strict=True)
-        error = max(errors)
-        if error < wanted or count == _STARTS[-1]:
-            return frames, residuals, error
-        # The error falls as the square of the spacing: go to the first that should do, and look.
-        finer = [n for n in _STARTS if n > count]
-        count = next((n for n in finer if error * (count - 1) ** 2 < wanted * (n - 1) ** 2), finer[-1])
-
-
-def _tabulate(drift: Callable, noise: Callable, starts: np.ndarray, times: np.ndarray):
-    """Frame and residual of one scalar law, and the error of interpolating between starts."""
-    found = transition_1d(drift, noise, starts, times, cells=800)
-    found = found._replace(times=times[::2], mean=found.mean[::2], std=found.std[::2], q=found.q[::2])
-    if not all(np.isfinite(v).all() for v in (found.mean, found.std, found.q)):
-        raise ValueError(
-            f"the drift is not finite everywhere that the process goes from y_range=({starts[0]:g}, {starts[-1]:g}); "
-            "narrow the range."
-        )
-    xi, score = found.maps(_Z)
-    tau = found.times[:, None]
-    frame = np.stack([(found.mean - starts) / tau, found.std / np.sqrt(tau)], axis=-1)
-    residual = np.stack([xi - _Z, score + _Z], axis=-1)
-    # From every other start the ones between are guessed; halving the spacing divides the error of linear
-    # interpolation by 4, that of the spline by 16.
-    normal = np.exp(-0.5 * _Z**2) / np.sum(np.exp(-0.5 * _Z**2))
-    rough = (residual[:, 1::2] - 0.5 * (residual[:, :-1:2] + residual[:, 2::2])) / 4
-    moved = np.abs(CubicSpline(starts[::2], frame[:, ::2], axis=1)(starts[1::2]) - frame[:, 1::2]) / 16
-    scale = frame[:, 1::2, 1]
-    errors = [np.sqrt(np.einsum("tszc,z->tsc", rough**2, normal)), moved[..., 0] * np.sqrt(tau) / scale]
-    fine = CubicSpline(starts, frame, axis=1)(np.linspace(starts[0], starts[-1], _FRAMES))
-    return fine, residual, max(float(e.max()) for e in [*errors, moved[..., 1] / scale])
-
-
-def _distinct(columns: np.ndarray) -> np.ndarray:
-    """A number for each column, equal for columns that are equal up to rounding."""
-    scale = np.abs(columns).max(axis=1, keepdims=True)
-    rounded = np.round(columns / np.where(scale > 0, scale, 1.0), 6) + 0.0
-    laws = np.unique(rounded, axis=1, return_inverse=True)[1].ravel()
-    if laws.max() >= MAX_LAWS:
-        raise ValueError(
-            f"the coordinates follow {laws.max() + 1} different laws, and each needs a table (limit {MAX_LAWS}). Use "
-            "PathwiseDSM or LocalDSM."
-        )
-    return laws
-
-
-def _scalar(process: Process, shape: tuple[int, ...], mine: np.ndarray, separable: bool) -> tuple[Callable, Callable]:
-    """Drift f(y, t) on arrays, and g²(t), of the law of the coordinates `mine`; in the clock of the noise, `2f/g²` and
-    2."""
-    middle = 0.5 * process.t1
-
-    @jax.jit
-    def drift(y, t):
-        # As many values at once as there are coordinates of this law, so that an image costs no more than a number.
-        rows = jnp.pad(y.ravel(), (0, -y.size % len(mine)), mode="edge").reshape(-1, len(mine))
-
-        def one(row):
-            state = jnp.full(int(np.prod(shape)), row[0]).at[mine].set(row)
-            return process.f(state.reshape(shape), t).ravel()[mine]
-
-        return jax.vmap(one)(rows).ravel()[: y.size].reshape(y.shape)
-
-    @jax.jit
-    def squared(t):
-        return jnp.broadcast_to(expand_noise(process.g(t), shape), shape).ravel()[mine[0]].astype(float) ** 2
-
-    if not separable:
-        return (lambda y, t: np.asarray(drift(y, t))), (lambda t: float(squared(t)))
-    scale = 2.0 / float(squared(middle))
-    return (lambda y, t: scale * np.asarray(drift(y, middle))), (lambda t: 2.0)
+def _given(process: Process, shape: tuple[int, ...], y_range: tuple[float, float], clock: Clock) -> Tables:
+    """Tables of a range that was given."""
+    _check_elementwise(process, tuple(shape))
+    found = find_tables(process, tuple(shape), Starts(y_range, None), clock=clock)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found

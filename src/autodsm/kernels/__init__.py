@@ -1,0 +1,1 @@
+"""Gaussian kernels of the linearized process, and from where they start."""

@@ -1,0 +1,1 @@
+"""Objectives, defaults, training."""

@@ -1,0 +1,244 @@
+"""`fit`: from a process and samples of y_0 to a trained score, in one call."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..base.calls import check_returned, shape_of
+from ..base.errors import check_count, check_key, suggest_options
+from ..base.types import PRNGKey
+from ..network import trainable
+from ..paths.initial import LOOK, initial_states
+from ..process.process import Process, check_process
+from ..run.config import describe, digest, fingerprint, open_run
+from ..run.folder import locked
+from ..run.watch import announce
+from .choose import Plan, is_image, make_plan
+from .model import Model
+from .objective import AbstractObjective
+from .train import Rounds, check_batch, optimizer_for, train
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Everything that training needs, checked."""
+
+    plan: Plan
+    rounds: Rounds
+    optimizer: optax.GradientTransformation
+    key: PRNGKey
+    record: Callable[[], dict]
+
+    @functools.cached_property
+    def config(self) -> dict:
+        """The above as plain data, made when it is asked for: a dry run has no use for it."""
+        return self.record()
+
+    @property
+    def objective(self) -> AbstractObjective:
+        return self.plan.objective
+
+    @property
+    def network(self):
+        return self.plan.network
+
+    @property
+    def reason(self) -> str:
+        return self.plan.reason
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(x.size for x in jax.tree.leaves(eqx.filter(self.network, trainable(self.network))))
+
+
+def set_up(
+    process: Process,
+    y0,
+    *,
+    key: PRNGKey,
+    prior=None,
+    objective: AbstractObjective | None = None,
+    network=None,
+    steps: int = 5000,
+    batch_size: int = 1024,
+    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: float | None = None,
+    ema: float = 0.999,
+    width: int | None = None,
+    depth: int | None = None,
+    activation: str | None = None,
+    command: dict | None = None,
+    progress: bool = False,
+) -> Setup:
+    """Check the arguments of `fit`, and choose what was not given; with `progress`, say what takes long."""
+    check_process(process)
+    check_key(key)
+    check_count("steps", steps)
+    if objective is not None and not isinstance(objective, AbstractObjective):
+        raise TypeError(f"objective={objective!r} must be an objective of autodsm, e.g. LocalDSM(process).")
+    size = {k: v for k, v in dict(width=width, depth=depth, activation=activation).items() if v is not None}
+    if network is not None and size:
+        raise ValueError(f"{', '.join(f'{k}={v}' for k, v in size.items())} is for the default network; one was given.")
+    if optimizer is not None and learning_rate is not None:
+        raise ValueError(f"learning_rate={learning_rate} is for the default optimizer; one was given.")
+    example_key, plan_key, train_key = jax.random.split(key, 3)
+    x = _examples(process, y0, example_key)
+    if is_image(x.shape[1:]) and (vain := [f"{k}={v}" for k, v in size.items() if k != "width"]):
+        raise ValueError(f"{', '.join(vain)} is not for the U-Net that images get. Give a network, or width alone.")
+    # What can be refused is refused before the pilot: a batch that is too small, a network that does not fit.
+    if objective is not None:
+        check_batch(objective, steps=steps, batch_size=batch_size, ema=ema)
+    if network is not None:
+        _check_network(network, x[0], process)
+    if optimizer is None:
+        rate = 3e-3 if learning_rate is None else learning_rate
+        named = {"name": "adamw", "learning_rate": rate}
+        optimizer = optimizer_for(steps, learning_rate=rate)
+    else:
+        named = {"name": "given", "functions": describe(optimizer)}
+    plan = make_plan(
+        process,
+        y0,
+        key=plan_key,
+        prior=prior,
+        objective=objective,
+        network=network,
+        batch_size=batch_size,
+        report=lambda text: announce(text, shown=progress),
+        **size,
+    )
+    rounds = Rounds.make(plan.objective, x[0].size, steps=steps, batch_size=batch_size, ema=ema)
+    if network is None:
+        _check_network(plan.network, x[0], process)
+
+    def record():
+        return {
+            "process": fingerprint(process, x[:4]),
+            "data": digest(x if callable(y0) else y0),
+            "objective": describe(plan.objective),
+            "network": describe(plan.network),
+            "optimizer": named,
+            "steps": steps,
+            "batch_size": batch_size,
+            "ema": ema,
+            "key": np.asarray(jax.random.key_data(key)).tolist(),
+            "command": command,
+        }
+
+    return Setup(plan, rounds, optimizer, train_key, record)
+
+
+@suggest_options(set_up)
+def fit(
+    process: Process,
+    y0,
+    *,
+    key: PRNGKey,
+    out: Path | str | None = None,
+    checkpoint_every: int = 1000,
+    progress: bool = True,
+    each_round: Callable[[int, Any], object] | None = None,
+    **options,
+) -> Model:
+    """Learn the score of a process.
+
+        model = fit(process, y0, key=jax.random.key(0))
+        model.score(y, t)
+
+    **Arguments:**
+
+    - `y0`: a sampler `y0(key, n)`, in JAX or numpy, or an array of samples stacked along its first axis.
+    - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
+      configuration, that run is resumed, to the same result as if it had not been interrupted.
+    - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
+
+    and, as `options`:
+
+    - `prior`: the stationary law, when there is one: the network then learns the difference to its score.
+    - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
+    - `steps` (5000), `batch_size` (1024): evaluations of the network in a step.
+    - `learning_rate` (3e-3): peak of the default optimizer's; `ema` (0.999): decay of the averaged weights.
+    - `width` (256), `depth` (3), `activation` ("gelu"): of the default network. For images, states (channels, height,
+      width), that is a U-Net, whose `width` are its channels (128).
+    """
+    check_count("checkpoint_every", checkpoint_every)
+    check_key(key)
+    if out is not None:
+        _check_repeats(y0, key)
+    setup = set_up(process, y0, key=key, progress=progress, **options)
+    if progress:
+        print(f"objective: {setup.reason}")
+    _, static = eqx.partition(setup.network, trainable(setup.network))
+
+    def used(weights):  # without dropout
+        return eqx.nn.inference_mode(eqx.combine(weights, static))
+
+    with contextlib.nullcontext() if out is None else locked(out):
+        state, history = train(
+            setup.objective,
+            setup.network,
+            y0,
+            optimizer=setup.optimizer,
+            rounds=setup.rounds,
+            key=setup.key,
+            folder=None if out is None else open_run(Path(out), setup.config),
+            checkpoint_every=checkpoint_every,
+            progress=progress,
+            each_round=each_round and (lambda step, state: each_round(step, used(state.ema))),
+        )
+    score, last = used(state.ema), used(state.params)
+    return Model(score, last, setup.objective, history, setup.config)
+
+
+def _check_repeats(y0, key: PRNGKey) -> None:
+    """Refuse a sampler that draws by other means than its key: a run of it could not be resumed."""
+    if not callable(y0):
+        return
+    first, second = (np.asarray(y0(key, 16)) for _ in range(2))
+    if not np.array_equal(first, second, equal_nan=True):
+        raise ValueError(
+            "y0(key, n) returned two different draws for one key, so a run in out=... could not be resumed to the same "
+            "result. Draw by the key, e.g. np.random.default_rng(np.asarray(jax.random.key_data(key)))."
+        )
+
+
+def _examples(process: Process, y0, key: PRNGKey) -> np.ndarray:
+    """A few initial states, checked."""
+    if isinstance(y0, str):
+        raise TypeError(f"y0={y0!r} must be a sampler y0(key, n), or an array of samples such as np.load({y0!r}).")
+    if not callable(y0) and np.ndim(y0) < 1:
+        raise ValueError(f"y0={y0!r} must be a sampler y0(key, n), or an array of samples along its first axis.")
+    x = np.asarray(initial_states(y0, LOOK, key=key))
+    if not np.isfinite(x).all() or (not callable(y0) and not np.isfinite(np.asarray(y0)).all()):
+        raise ValueError("y0 holds values that are not finite.")
+    if callable(y0) and (x != x[0]).any():
+        other = np.asarray(initial_states(y0, LOOK, key=jax.random.fold_in(key, 1)))
+        if np.array_equal(x, other):
+            raise ValueError(
+                "y0(key, n) returned the same states for two keys: it does not draw by its key. Write e.g. "
+                "jax.random.normal(key, (n, d)), or give an array of samples instead of a function."
+            )
+    process.check(jnp.asarray(x[0]))
+    return x
+
+
+def _check_network(network, y: np.ndarray, process: Process) -> None:
+    if not callable(network):
+        raise TypeError(f"network={network!r} must be callable as network(y, t), for one state.")
+    if isinstance(network, type):
+        raise TypeError(f"network={network.__name__} is a class: give a network of it, {network.__name__}(shape, ...).")
+    example = (jnp.asarray(y), jnp.asarray(process.t1, y.dtype))
+    out = shape_of("network", network, *example)
+    check_returned("network", out, y.shape)
+    if not any(jax.tree.leaves(trainable(network))):
+        raise ValueError("network has no floating arrays to train.")

@@ -1,0 +1,323 @@
+"""Objectives: what a score network minimizes. `loss(score, x, key=key)` is the loss of one example.
+
+With `‖v‖²_Q = vᵀ Q v`, a target ŝ whose mean given y_t is the score, its scale σ, and t drawn with density p(t):
+
+| weighting    | loss of a draw                                                          | integral over t |
+|--------------|-------------------------------------------------------------------------|-----------------|
+| "likelihood" | `½‖s_θ − ŝ‖²_Q − ½‖ŝ‖²_Q − ∇·f`, and `−log π(y_T)` for each example       | weight 1/p(t)   |
+| "score"      | `½‖s_θ − ŝ‖²_Q`                                                         | mean over (t0, t1]  |
+| "perceptual" | `½ mean_i σ_i² (s_θ − ŝ)_i²`, over coordinates that noise enters          | as drawn        |
+
+The first is the negative of a lower bound on log p(x) (up to the piece before t0) in nats; the last asks the network
+for the noise that was added, and is what trains best.
+
+Every objective is in two halves: `draws(x, key)` makes states and targets, without the network, and `at(score, draw)`
+is the loss at one of them. A trainer can so make draws for many steps at once, and spread those of one path over them.
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..base.errors import as_floating, check_count, check_key, check_name, suggest_options
+from ..base.modules import replace
+from ..base.types import PRNGKey, State, StateLike
+from ..exact.checks import check_range
+from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
+from ..network.shape import check_one
+from ..process.clock import Clock, TimeLaw
+from ..process.noise import divergence, inner, noisy, squared
+from ..process.process import Process, check_process
+from ..targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
+from ..targets.pilot import Pilot
+
+WEIGHTINGS = ("likelihood", "perceptual", "score")
+DEFAULT_LAM = 1e-2
+"""λ of local kernels, the paper's, in units of each coordinate's deviation."""
+VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
+
+
+class AbstractObjective(eqx.Module):
+    """A loss for score networks."""
+
+    process: eqx.AbstractVar[Process]
+    times: eqx.AbstractVar[TimeLaw]
+    forward: eqx.AbstractVar[AbstractForward]
+    """How states are drawn."""
+    pairs_per_path: eqx.AbstractVar[int | None]
+    """Draws from one path. None: as many as suit the states and the batch, which `prepare` decides."""
+
+    @abc.abstractmethod
+    def draws(self, x: State, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Any:
+        """What the loss is evaluated at, a pytree with a leading axis of `draws_per_path`.
+
+        Times are stratified: u ∈ [0, 1) is where in each stratum they lie; a trainer stratifies u over its batch.
+        """
+
+    @abc.abstractmethod
+    def at(self, score, draw) -> Float[Array, ""]:
+        """The loss at one draw."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int:
+        """Evaluations of the network at each draw."""
+
+    @abc.abstractmethod
+    def prepared(self, pilot: Pilot) -> "AbstractObjective":
+        """The same objective, with what was not given chosen for the data of a pilot; but for `pairs_per_path`."""
+
+    @abc.abstractmethod
+    def draws_per_path(self, shape: tuple[int, ...]) -> int:
+        """`pairs_per_path`, or what suits states of this shape."""
+
+    def prepare(self, y0, *, key: PRNGKey, batch_size: int | None = None) -> "AbstractObjective":
+        """The same objective, with what was not given (steps, ranges, rates, pairs) chosen for its data.
+
+        `batch_size` counts evaluations of the network in a step; no more pairs than fit into it are chosen.
+        """
+        check_key(key)
+        return self.prepare_by(Pilot(self.process, y0, key=key, clock=self.times.clock), batch_size)
+
+    def prepare_by(self, pilot: Pilot, batch_size: int | None = None) -> "AbstractObjective":
+        """The same by a pilot that may have other uses."""
+        ready = self.prepared(pilot)
+        pairs = ready.draws_per_path(pilot.shape)
+        if self.pairs_per_path is None and batch_size is not None:
+            pairs = min(pairs, max(1, batch_size // self.evaluations))
+        return replace(ready, pairs_per_path=pairs)
+
+    @abc.abstractmethod
+    def covers(self, x) -> str | None:
+        """Why the examples cannot be used, or None."""
+
+    def __call__(self, score, x: StateLike, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Float[Array, ""]:
+        """The loss of one example."""
+        check_key(key)
+        x = as_floating(x, "x")
+        mean = "jax.vmap(lambda x, key: objective(score, x, key=key))(xs, jax.random.split(key, len(xs)))"
+        check_one(score, x, f"The loss takes one example; for a batch xs take the mean of {mean}.")
+        draws = self.draws(x, key=key, u=u)
+        return jnp.mean(jax.vmap(lambda draw: self.at(score, draw))(draws))
+
+
+class DSM(AbstractObjective):
+    """Denoising score matching of any target. `LocalDSM`, `PathwiseDSM`, `TabulatedDSM` build it.
+
+    objective = DSM(process, target, weighting="perceptual")
+    loss = objective(score, x, key=key)
+    """
+
+    process: Process
+    target: AbstractTarget
+    times: TimeLaw
+    prior: Any
+    weighting: str = eqx.field(static=True)
+    control: bool = eqx.field(static=True)
+    pairs_per_path: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        process: Process,
+        target: AbstractTarget,
+        *,
+        weighting: str = "perceptual",
+        control: bool = False,
+        prior=None,
+        times: str = "mixed",
+        t0: float | None = None,
+        pairs_per_path: int | None = None,
+        clock: Clock | None = None,
+    ):
+        check_name("weighting", weighting, WEIGHTINGS)
+        if pairs_per_path is not None:
+            check_count("pairs_per_path", pairs_per_path)
+        if prior is not None and weighting != "likelihood":
+            raise ValueError(f'prior is only used by weighting="likelihood", not by weighting={weighting!r}.')
+        self.process = process
+        self.target = target
+        self.times = TimeLaw(process, times, t0, clock=clock)
+        self.prior = prior
+        self.weighting = weighting
+        self.control = control
+        self.pairs_per_path = pairs_per_path
+
+    @property
+    def forward(self) -> AbstractTarget:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.target
+
+    @property
+    def evaluations(self) -> int:
+        return 2 if self.control or getattr(self.target, "antithetic", False) else 1
+
+    def draws(self, x, *, key, u=None):
+        draw_key, end_key, u_key = jax.random.split(key, 3)
+        u = jax.random.uniform(u_key, (), x.dtype) if u is None else u
+        k = self.draws_per_path(x.shape)
+        t = self.times.at((jnp.arange(k, dtype=x.dtype) + u) / k)
+        draw = self.target.draw(x, t, key=draw_key)
+        if self.prior is None:
+            return draw, jnp.zeros(k, x.dtype)
+        end = self.target.states(x, jnp.asarray([self.process.t1], x.dtype), key=end_key)[0]
+        return draw, jnp.full(k, -jnp.sum(self.prior.log_prob(end)))
+
+    def at(self, score, draw):
+        draw, constant = draw
+        # A loop over the pair: a vmap inside the trainer's costs a fifth of a step on CPU.
+        values = [self._one(score, draw, y, target) for y, target in zip(draw.y, draw.score, strict=True)]
+        loss = sum(values) / len(values)
+        if self.control:
+            loss = loss + self._control(score, draw)
+        if self.weighting == "perceptual":
+            return loss
+        if self.weighting == "score":
+            return loss / (self.times.density(draw.t) * (self.times.t1 - self.times.t0))
+        return loss / self.times.density(draw.t) + constant
+
+    def _one(self, score, draw: Draw, y, target):
+        found = score(y, draw.t)
+        if self.weighting == "perceptual":
+            mask = noisy(self.process, draw.t, y.shape)
+            return 0.5 * jnp.sum(mask * (draw.scale * (found - target)) ** 2) / jnp.sum(mask * jnp.ones_like(y))
+        if self.weighting == "score":
+            return 0.5 * squared(self.process, draw.t, found - target)
+        # ½‖s − ŝ‖² − ½‖ŝ‖², without the difference of two large numbers
+        quadratic = 0.5 * inner(self.process, draw.t, found, found - 2.0 * target)
+        return quadratic - jax.lax.stop_gradient(divergence(self.process, y, draw.t))
+
+    def _control(self, score, draw: Draw):
+        """`s_θ(m)ᵀ Q ŝ`, of mean zero: it takes away the part of the noise that an even network would not average."""
+        found = score(draw.anchor, draw.t)
+        if self.weighting == "perceptual":
+            mask = noisy(self.process, draw.t, found.shape)
+            return jnp.sum(mask * draw.scale**2 * found * draw.score[0]) / jnp.sum(mask * jnp.ones_like(found))
+        return inner(self.process, draw.t, found, draw.score[0])
+
+    def prepared(self, pilot):
+        return replace(self, target=self.target.prepared(pilot))
+
+    def draws_per_path(self, shape):
+        return self.target.draws_per_path(shape) if self.pairs_per_path is None else self.pairs_per_path
+
+    def covers(self, x):
+        return self.target.covers(x)
+
+
+@suggest_options("prior", "times", "t0")
+def LocalDSM(
+    process: Process,
+    lam: float | None = None,
+    *,
+    schedule: AbstractSchedule | None = None,
+    expand: str = "t",
+    ito: bool = False,
+    weighting: str = "perceptual",
+    variance_reduction: str = "antithetic",
+    forward: AbstractForward | None = None,
+    steps: int | None = None,
+    pairs_per_path: int | None = None,
+    **options,
+) -> DSM:
+    """Local denoising score matching: kernels over [s(t), t], by default with `∫g² = λ = 10⁻²`, in units of each
+    coordinate's deviation once `prepare` (which `fit` calls) has seen the data.
+
+        objective = LocalDSM(process, lam=1e-2)
+
+    **Arguments:**
+
+    - `lam` or `schedule`: s(t); a given `lam` is on `∫g²` as it is. `schedule=FromZero()` is DSM, exact for linear
+      processes.
+    - `expand`, `ito`: see `linearize`.
+    - `variance_reduction`: "antithetic" (pairs ±ε), "control" (subtracts `s_θ(m)ᵀQŝ`) or "none".
+    - `forward`: how y_s is drawn; `steps`: of the simulated path, when no other way is given.
+    - `pairs_per_path`: how many times one path serves (32, or less if the batch is small).
+    - `options`: `prior`, `times`, `t0` of `DSM`.
+    """
+    check_name("variance_reduction", variance_reduction, VARIANCE_REDUCTIONS)
+    if lam is not None and schedule is not None:
+        raise ValueError(f"lam={lam} and schedule={schedule} exclude each other.")
+    relative = lam is None and schedule is None
+    if schedule is None:
+        schedule = ScheduledPairs(process, DEFAULT_LAM if lam is None else lam)
+    if forward is not None and steps is not None:
+        raise ValueError(f"steps={steps} is for simulated paths; forward={type(forward).__name__} has its own.")
+    from_zero = isinstance(schedule, FromZero)
+    if from_zero and (forward is not None or steps is not None):
+        raise ValueError("schedule=FromZero() starts from the data: it needs neither forward=... nor steps=... .")
+    clock = Clock(process)
+    target = Local(
+        process,
+        schedule,
+        Paths(process, steps, clock=clock) if forward is None else forward,
+        expand=expand,
+        ito=ito,
+        antithetic=variance_reduction == "antithetic",
+        relative=relative,
+    )
+    options |= dict(weighting=weighting, control=variance_reduction == "control", pairs_per_path=pairs_per_path)
+    return DSM(process, target, clock=clock, **options)
+
+
+@suggest_options("prior", "times", "t0")
+def PathwiseDSM(
+    process: Process,
+    window: float | None = None,
+    forgetting: float | None = None,
+    *,
+    weighting: str = "perceptual",
+    steps: int | None = None,
+    exact: bool | None = None,
+    gaussian: bool = False,
+    pairs_per_path: int | None = None,
+    **options,
+) -> DSM:
+    """Score matching with weights carried along the path: no linearization, small variance. Needs invertible noise.
+
+        objective = PathwiseDSM(process)
+
+    `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
+    target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
+    states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
+    In its differential form, that of large coupled states, the target has an error of third order in the steps.
+    """
+    check_process(process)
+    clock = Clock(process)
+    target = Pathwise(
+        process,
+        Paths(process, steps, clock=clock),
+        forgetting=forgetting,
+        window=window,
+        exact=exact,
+        gaussian=gaussian,
+        clock=clock,
+    )
+    return DSM(process, target, weighting=weighting, pairs_per_path=pairs_per_path, clock=clock, **options)
+
+
+@suggest_options("prior", "times", "t0", "pairs_per_path")
+def TabulatedDSM(
+    process: Process,
+    y_range: tuple[float, float] | None = None,
+    *,
+    weighting: str = "perceptual",
+    variance_reduction: str = "antithetic",
+    **options,
+) -> DSM:
+    """Denoising score matching with the exact kernel from y_0, for elementwise drifts.
+
+        objective = TabulatedDSM(process, y_range=(-2.0, 2.0))
+
+    Without `y_range`, `prepare` (which `fit` calls) takes it from the data. The table is built when the shape of a
+    state is known: by `prepare`, or at the first draw.
+    """
+    check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
+    if y_range is not None:
+        check_range("y_range", y_range)
+    check_process(process)
+    clock = Clock(process)
+    target = Tabulated(process, y_range=y_range, antithetic=variance_reduction == "antithetic", clock=clock)
+    return DSM(process, target, weighting=weighting, clock=clock, **options)

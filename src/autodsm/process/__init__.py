@@ -1,0 +1,1 @@
+"""What is given: a drift, a noise, a time span."""

@@ -1,0 +1,1 @@
+"""Run folders, checkpoints, and what is shown of a run."""

@@ -1,0 +1,1 @@
+"""What a score is good for; any callable `(y, t) -> y` is one."""
