@@ -47,7 +47,7 @@ def simulate(rng) -> Case:
         def one(y, k):
             return ad.simulate(process, y, times, key=k, solver=solver, steps=steps, tol=tol)
 
-        return jax.vmap(one)(jnp.asarray(y0), jax.random.split(key, n))[:, -1]
+        return jax.vmap(one)(jnp.asarray(y0), jax.random.split(key, len(y0)))[:, -1]
 
     known = made.linear is not None and (made.kind != "stiff" or steps is None)
     # Weak errors are of the order of tol; fixed steps of order one are off by their length times the rates.

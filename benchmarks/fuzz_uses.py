@@ -60,6 +60,8 @@ def flow(rng) -> Case:
     starts = jnp.asarray(made.states(rng, 256))
 
     def call(process, score, y0, times, tol):
+        if np.ndim(y0) == 0:
+            return ad.flow(process, score, y0, times, tol=tol)
         return jax.vmap(lambda y: ad.flow(process, score, y, times, tol=tol))(y0)[:, -1]
 
     def check(ys):

@@ -14,6 +14,8 @@ import pytest
 import autodsm as ad
 from autodsm.base.calls import NotTraceable, call
 from autodsm.base.errors import check_key, check_times, suggest_options
+from autodsm.exact.grid1d import solve_1d
+from autodsm.use.flow import velocity
 
 KEY = jax.random.key(0)
 NORMAL = dist.Normal(0.0, 1.0)
@@ -40,6 +42,7 @@ def y0(key, n):
 
 
 OU = make(lambda y, t: -y)
+LOGS = make(lambda y, t: -jnp.log(y))
 
 
 def branch(y, t):
@@ -336,6 +339,19 @@ def test_times_that_are_traced_or_at_the_ends_are_taken():
         (lambda: ad.langevin(dist.Normal), r"prior=Normal is a class.*Normal\(0\.0, 1\.0\)"),
         (lambda: ad.sample(OU, score, NORMAL, -4, key=KEY), "n=-4 must be a whole number of at least 1"),
         (lambda: ad.data.checkerboard(KEY, -4), "n=-4 must be a whole number"),
+        (lambda: ad.sample(OU, score, NORMAL, 4, key=KEY, shape=0.5), r"shape=0\.5 must be the shape of a state"),
+        (
+            lambda: ad.sample(OU, score, lambda n: n, 4, key=KEY, shape=(2,)),
+            r"prior is <lambda>\(n\); .*prior\(key, n\)",
+        ),
+        (lambda: ad.fit(OU, y0, key=KEY, batch_size=0.5), "batch_size=0.5 must be a whole number"),
+        (lambda: ad.simulate(OU, np.ones(2), [1.0], key=KEY, solver=1e3), "solver=1000.0 is not known.*weak2"),
+        (lambda: ad.simulate(OU, np.ones(0), [1.0], key=KEY), r"shape=\(0,\) must be the shape of a state"),
+        (lambda: ad.transition(OU, np.ones(2), 0.1, 0.2, ito=0.5), "ito=0.5 must be True or False"),
+        (lambda: ad.LocalDSM(OU, ito=0.5), "ito=0.5 must be True or False"),
+        (lambda: velocity(OU, None, np.ones(2), 0.1), r"score=None must be a function score\(y, t\)"),
+        (lambda: solve_1d(OU, lambda: 1.0, [1.0], x_range=(-4, 4)), r"density is <lambda>\(\); .*density\(x\)"),
+        (lambda: ad.linearize(LOGS, -np.ones(2), 0.1), r"drift is not finite at t=0\.1.*component \(0,\)"),
     ],
 )
 def test_bad_arguments(use, text):

@@ -30,3 +30,16 @@ def test_log_det_differentiates(x64):
     a = jnp.eye(3) + 0.2 * jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)))
     grad = jax.grad(lambda a: inverse_and_log_det(a)[1])(a)
     np.testing.assert_allclose(grad, np.linalg.inv(a).T, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_units_of_coordinates_do_not_matter(n):
+    """In single precision: a power of two for each coordinate changes no digit of an inverse."""
+    rng = np.random.default_rng(n)
+    a = rng.normal(size=(n, n))
+    spd = (a @ a.T + 0.1 * np.eye(n)).astype(np.float32)
+    units = 2.0 ** rng.integers(-25, 26, n)
+    inverse, log_det = inverse_and_log_det(jnp.asarray(spd))
+    scaled, scaled_log_det = inverse_and_log_det(jnp.asarray(np.outer(units, units) * spd, jnp.float32))
+    np.testing.assert_array_equal(scaled, np.asarray(inverse) / np.outer(units, units))
+    np.testing.assert_allclose(scaled_log_det, log_det + 2 * np.log(units).sum(), atol=2e-5)

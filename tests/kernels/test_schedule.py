@@ -126,6 +126,16 @@ def test_kl_bound_of_a_quadratic_drift(x64):
     assert found.stderr[0] < 0.05 * exact
 
 
+def test_kl_bound_in_single_precision():
+    """Of a drift that misses its linearization by 10¹², squares of which are beyond single precision."""
+    process, schedule = ad.Process(lambda y, t: y**2, 1.0, 1.0), ad.ConstantGap(1e-8)
+    y0 = np.array([[1e9], [1e10]], np.float32)
+    found = ad.kl_bound(process, schedule, y0, [1e-8], key=jax.random.key(0), n=64)
+    assert 0 < found.stderr[0] < found.bound[0]
+    with pytest.raises(FloatingPointError, match="the KL bound is not finite"):
+        ad.kl_bound(process, schedule, 1e15 * y0, [1e-8], key=jax.random.key(0), n=64)
+
+
 def test_kl_bound_holds_and_scales(x64):
     """The bound is above the true divergence, computed on a grid, and grows with λ."""
     process, t = ad.langevin(demo.prior()), 0.4

@@ -12,6 +12,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .calls import accepts, signature_of
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -151,9 +153,17 @@ def check_number(argument: str, value) -> None:
 
 
 def check_callable(argument: str, value, call: str) -> None:
-    """Refuse what cannot be called, as `call` is written."""
+    """Refuse what cannot be called as `call` is written, such as "score(y, t)"."""
     if not callable(value):
         raise TypeError(f"{_given(argument, value)} must be a function {call}.")
+    n = 1 + call[: call.index(")")].count(",")
+    if not accepts(value, n):
+        raise TypeError(f"{argument} is {signature_of(value)}; it must be a function {call}.")
+
+
+def check_flag(argument: str, value: object) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{_given(argument, value)} must be True or False.")
 
 
 def check_count(argument: str, value: object) -> None:

@@ -16,7 +16,8 @@ MAX_UNROLLED = 16
 def inverse_and_log_det(
     matrix: Float[Array, "*sites n n"],
 ) -> tuple[Float[Array, "*sites n n"], Float[Array, "*sites"]]:
-    """By elimination without pivots, for matrices that need none: near the identity, or positive definite."""
+    """By elimination without pivots, for matrices that need none: near the identity, or positive definite, in any
+    units."""
     n = matrix.shape[-1]
     if n > MAX_UNROLLED:
         return jnp.linalg.inv(matrix), jnp.linalg.slogdet(matrix)[1]
@@ -25,9 +26,8 @@ def inverse_and_log_det(
     for k in range(n):
         pivot = rows[..., k, k]
         log_det = log_det + jnp.log(jnp.abs(pivot))
-        row = rows[..., k, :] / pivot[..., None]
-        column = rows[..., :, k] - jnp.asarray(np.arange(n) == k, matrix.dtype)
-        rows = rows - column[..., :, None] * row[..., None, :]
+        row = (rows[..., k, :] / pivot[..., None])[..., None, :]
+        rows = jnp.where(np.arange(n)[:, None] == k, row, rows - rows[..., :, k, None] * row)
     return rows[..., n:], log_det
 
 

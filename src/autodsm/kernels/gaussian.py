@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from equinox.internal import unvmap_any
 from jaxtyping import Array, Float
 
-from ..base.errors import as_floating, check_interval, check_name, is_concrete
+from ..base.errors import as_floating, check_flag, check_interval, check_name, is_concrete
 from ..base.linalg import cholesky, solve_lower
 from ..base.types import State, StateLike
 from ..process.process import Process, check_process
@@ -112,6 +112,7 @@ def transition(process: Process, y_s: StateLike, s, t, *, expand: str = "t", ito
     y_s = as_floating(y_s, "y_s")
     check_interval(s, t, process.t1)
     check_name("expand", expand, ("s", "t"))
+    check_flag("ito", ito)
     process.check(y_s, s)
     s, t = jnp.asarray(s, y_s.dtype), jnp.asarray(t, y_s.dtype)
     kernel = _transition(process, y_s, s, t, expand, ito)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..base.errors import as_floating, as_time, check_name
+from ..base.errors import as_floating, as_time, check_flag, check_name, is_concrete
 from ..base.types import State
 from ..process.process import Process, check_process
 from ..process.structure import AbstractStructure
@@ -43,9 +43,12 @@ def linearize(process: Process, y_s: State, s, *, expand: str = "t", ito: bool =
     """
     check_process(process)
     check_name("expand", expand, ("s", "t"))
+    check_flag("ito", ito)
     y_s = as_floating(y_s, "y_s")
     structure = process.structure_for(y_s.shape)
     s = as_time(s, "s").astype(y_s.dtype)
+    if is_concrete(y_s, s):
+        process.check(y_s, s)
 
     # The two expansions of a drift that does not depend on time are the same, and "s" is cheaper; with a curvature
     # term they differ where the noise depends on time.

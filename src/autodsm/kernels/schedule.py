@@ -192,7 +192,8 @@ def kl_bound(
 
         kl_bound(process, ScheduledPairs(process, 1e-2), y0, [0.1, 0.5, 1.0], key=key)
 
-    `y0` is a sampler `y0(key, n)` or an array of samples. Needs an invertible `Q = g gᵀ`.
+    `y0` is a sampler `y0(key, n)` or an array of samples. Needs an invertible `Q = g gᵀ`. A bound that is not finite is
+    an error; inside of `jax.jit` it is NaN or infinite.
     """
     check_process(process)
     check_key(key)
@@ -213,7 +214,15 @@ def kl_bound(
         remedy="Choose λ directly: ScheduledPairs(process, lam=...).",
     )
     values = _kl_values(process, schedule, starts, jax.random.split(path_key, n), times, expand, ito)
-    return KLBound(jnp.mean(values, axis=1), jnp.std(values, axis=1) / np.sqrt(n))
+    size = jnp.max(values, axis=1, keepdims=True)  # squares of values as large as a runaway drift makes them overflow
+    spread = jnp.std(values / jnp.where(size > 0, size, 1.0), axis=1) * size[:, 0]
+    found = KLBound(jnp.mean(values, axis=1), spread / np.sqrt(n))
+    if is_concrete(found) and not np.all(np.isfinite(found)):
+        raise FloatingPointError(
+            "the KL bound is not finite: the drift is too far from its linearization for this precision, or not finite "
+            "itself, along the paths from y0. Check y0, or take a schedule of shorter intervals."
+        )
+    return found
 
 
 @eqx.filter_jit

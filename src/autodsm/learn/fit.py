@@ -96,8 +96,7 @@ def set_up(
     if is_image(x.shape[1:]) and (vain := [f"{k}={v}" for k, v in size.items() if k != "width"]):
         raise ValueError(f"{', '.join(vain)} is not for the U-Net that images get. Give a network, or width alone.")
     # What can be refused is refused before the pilot: a batch that is too small, a network that does not fit.
-    if objective is not None:
-        check_batch(objective, steps=steps, batch_size=batch_size, ema=ema)
+    check_batch(objective, steps=steps, batch_size=batch_size, ema=ema)
     if network is not None:
         _check_network(network, x[0], process)
     if optimizer is None:

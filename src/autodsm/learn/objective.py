@@ -39,6 +39,10 @@ WEIGHTINGS = ("likelihood", "perceptual", "score")
 DEFAULT_LAM = 1e-2
 """λ of local kernels, the paper's, in units of each coordinate's deviation."""
 VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
+_NOT_FINITE = (
+    "states or targets of the loss are not finite: the example is not, or its path exploded, as with too few steps for "
+    "the drift. objective.prepare(y0, key=key) chooses what was not given."
+)
 
 
 class AbstractObjective(eqx.Module):
@@ -96,12 +100,14 @@ class AbstractObjective(eqx.Module):
         """Why the examples cannot be used, or None."""
 
     def __call__(self, score, x: StateLike, *, key: PRNGKey, u: Float[Array, ""] | None = None) -> Float[Array, ""]:
-        """The loss of one example."""
+        """The loss of one example; an error, under `jit` too, where its states or targets are not finite."""
         check_key(key)
         x = as_floating(x, "x")
         mean = "jax.vmap(lambda x, key: objective(score, x, key=key))(xs, jax.random.split(key, len(xs)))"
         check_one(score, x, f"The loss takes one example; for a batch xs take the mean of {mean}.")
         draws = self.draws(x, key=key, u=u)
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(draws)]
+        draws = eqx.error_if(draws, ~jnp.all(jnp.stack(finite)), _NOT_FINITE)
         return jnp.mean(jax.vmap(lambda draw: self.at(score, draw))(draws))
 
 

@@ -70,13 +70,15 @@ class Rounds:
         return cls(steps, even, paths, pairs, ema)
 
 
-def check_batch(objective: AbstractObjective, *, steps: int, batch_size: int, ema: float) -> None:
-    """Refuse what no rounds can be made of."""
+def check_batch(objective: AbstractObjective | None, *, steps: int, batch_size: int, ema: float) -> None:
+    """Refuse what no rounds can be made of, as far as the objective is known."""
     check_count("steps", steps)
     check_count("batch_size", batch_size)
     check_number("ema", ema)
     if not 0 <= ema < 1:
         raise ValueError(f"ema={ema} must be at least 0 and below 1.")
+    if objective is None:
+        return
     per_draw, pairs = objective.evaluations, objective.pairs_per_path or 1
     if batch_size < per_draw * pairs:
         raise ValueError(

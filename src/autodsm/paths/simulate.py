@@ -39,10 +39,10 @@ from ..base.errors import (
     as_floating,
     check_count,
     check_key,
+    check_name,
     check_positive,
     is_concrete,
     suggest_options,
-    unknown_name,
 )
 from ..base.types import PRNGKey, State, StateLike
 from ..process.process import Process, check_process
@@ -95,8 +95,8 @@ def simulate(
     process.check(y0, t0)
     if isinstance(solver, type):
         raise ValueError(f"solver={solver.__name__} is a class: pass an instance, {solver.__name__}().")
-    if isinstance(solver, str) and solver not in SOLVERS:
-        raise unknown_name("solver", solver, SOLVERS)
+    if not isinstance(solver, eqx.Module):
+        check_name("solver", solver, SOLVERS)
     if steps is not None:
         check_count("steps", steps)
         if tol is not None:

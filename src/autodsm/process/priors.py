@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..base.errors import as_floating, check_key, check_number, check_positive
+from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive
 from ..base.types import PRNGKey
 from .process import Process
 
@@ -319,10 +319,9 @@ def draw_prior(prior: Any, n: int, shape: tuple[int, ...] | None, *, key: PRNGKe
         if own is None and shape is None:
             raise ValueError("the prior is over a number, and the shape of a state is not known: give shape=...")
         found: Any = prior.sample(key, (n,) if own is not None else (n, *(shape or ())))
-    elif callable(prior):
-        found = prior(key, n)
     else:
-        raise TypeError(f"prior={prior!r} must have a method sample(key, shape), or be a function prior(key, n).")
+        check_callable("prior", prior, "prior(key, n), or have a method sample(key, shape)")
+        found = prior(key, n)
     expected = shape if own is None else own
     if found.shape[:1] != (n,) or (expected is not None and found.shape[1:] != expected):
         raise ValueError(f"prior returned samples of shape {found.shape}, not {(n, *(expected or ('...',)))}.")

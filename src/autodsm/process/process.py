@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from ..base.calls import accepts, call, check_returned, shape_of, signature_of
-from ..base.errors import as_floating, check_name, check_positive, is_concrete, suggest_options
+from ..base.errors import as_floating, as_shape, check_name, check_positive, is_concrete, suggest_options
 from ..base.types import State, StateLike, StructureName
 from .structure import (
     MAX_DENSE,
@@ -116,6 +116,7 @@ class Process(eqx.Module):
 
     def structure_for(self, shape: tuple[int, ...]) -> AbstractStructure:
         """The structure, declared or inferred, for states of `shape`."""
+        as_shape(shape)
         g_shape = self._g_shape()
         kind = noise_kind(g_shape, shape)
         name = self.structure or self._infer(g_shape, shape)

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..base.errors import check_name
+from ..base.errors import check_flag, check_name
 from ..base.modules import replace
 from ..kernels.gaussian import transition
 from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
@@ -44,6 +44,7 @@ class Local(AbstractTarget):
         relative: bool = False,
     ):
         check_name("expand", expand, ("s", "t"))
+        check_flag("ito", ito)
         self.process = process
         self.schedule = schedule
         self.forward = forward

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.calls import check_returned, shape_of
-from ..base.errors import as_floating, check_positive, is_concrete
+from ..base.errors import as_floating, check_callable, check_positive, is_concrete
 from ..base.types import PRNGKey, State, StateLike
 from ..process.noise import apply_Q, trace_directions
 from ..process.process import Process, check_process
@@ -41,6 +41,7 @@ class Flow(NamedTuple):
 
 def velocity(process: Process, score: Callable, y: State, t) -> State:
     """`v = f − ½ Q s` at one state."""
+    check_callable("score", score, "score(y, t)")
     return process.f(y, t) - 0.5 * apply_Q(process, t, score(y, t)).astype(y.dtype)
 
 
@@ -155,8 +156,7 @@ def _noise_rates(process: Process, t, y: State) -> State:
 
 def check_score(score: Callable, shape: tuple[int, ...], dtype: Any = float) -> None:
     """Refuse what is not a function `score(y, t)` that returns the shape of the state."""
-    if not callable(score):
-        raise TypeError(f"score={score!r} must be a function score(y, t), e.g. the .score of a fitted model.")
+    check_callable("score", score, "score(y, t), e.g. the .score of a fitted model")
     example = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), dtype))
     out = shape_of("score", score, *example)
     check_returned("score", out, shape)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 from rich.progress import track
 
-from ..base.errors import check_count, check_key, check_name, suggest_options
+from ..base.errors import as_shape, check_count, check_key, check_name, suggest_options
 from ..base.estimate import chunk_for
 from ..base.types import PRNGKey, State
 from ..network import state_shape
@@ -85,7 +85,7 @@ def sample(
     _check_options(method, steps, tol, corrector, log_density, times, prior)
     stops = _stops(process, t0, times)
     start_key, path_key = jax.random.split(key)
-    shape = None if shape is None else tuple(shape)
+    shape = None if shape is None else as_shape(shape)
     if shape is None and (shape := prior_shape(prior)) is None:
         shape = state_shape(score)
     starts = draw_prior(prior, n, shape, key=start_key)
