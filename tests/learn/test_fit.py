@@ -20,7 +20,7 @@ from autodsm.network import MLP, Score, TimeFeatures
 from autodsm.process.probes import is_linear
 from autodsm.run.checkpoint import Checkpoints
 from autodsm.run.config import describe
-from autodsm.targets import Local, Paths, Pathwise, Tabulated
+from autodsm.targets import Adapted, Local, Paths, Tabulated
 from autodsm.targets.marginals import POINTS, Marginals
 from autodsm.targets.pilot import Pilot
 from oracles import linear_moments
@@ -248,8 +248,8 @@ RING = (0.5 * np.eye(20, k=1) - np.eye(20)).astype(np.float32)
         (ad.Process(lambda y, t: MATRIX @ y, 1.0, 1.0), (2,), Local),
         (ad.cld(), (2, 1), Local),
         (WELL, (3,), "tabulated"),
-        (ad.Process(lambda y, t: MATRIX @ jnp.tanh(y), 1.0, 1.0), (2,), Pathwise),
-        (ad.Process(lambda y, t: RING @ y, 1.0, 1.0), (20,), Pathwise),
+        (ad.Process(lambda y, t: MATRIX @ jnp.tanh(y), 1.0, 1.0), (2,), Adapted),
+        (ad.Process(lambda y, t: RING @ y, 1.0, 1.0), (20,), Adapted),
         (ad.systems.swimmer().process, (2,), Local),
         (ad.Process(lambda y, t: -(y**3), np.array([0.0, 1.0]), 1.0), (2,), Local),
     ],
@@ -292,7 +292,7 @@ def test_a_table_that_cannot_be_built_is_done_without():
     options = dict(key=jax.random.key(0), network=small_network(process, (70,)))
     y0 = np.tanh(drawn((70,)))
     setup = set_up(process, y0, **options)
-    assert type(setup.objective.target) is Pathwise
+    assert type(setup.objective.target) is Adapted
     assert "since there is no table: the coordinates follow 70 different laws" in setup.reason
     assert setup.rounds.pairs == setup.objective.pairs_per_path > 1
     with pytest.raises(ValueError, match="70 different laws"):
@@ -339,7 +339,7 @@ def test_a_gaussian_score(name):
     process = ad.Process((lambda y, t: -y) if d == 1 else (lambda y, t: MATRIX @ y), 1.0, 2.0)
     objective = None
     if name == "pathwise":
-        objective = ad.PathwiseDSM(process, steps=32, forgetting=1.0, pairs_per_path=8)
+        objective = ad.PathwiseDSM(process, steps=32, pairs_per_path=8)
 
     def y0(key, n):
         return start.astype(np.float32) + 0.5 * jax.random.normal(key, (n, d))
@@ -465,11 +465,11 @@ def test_a_large_coupled_state_takes_its_own_number_of_draws(capsys):
     network = small_network(system.process, (5, 2))
     model = ad.fit(*system[:2], key=jax.random.key(0), network=network, steps=3, batch_size=256)
     assert "PathwiseDSM" in capsys.readouterr().out
-    assert model.objective.pairs_per_path == 128
+    assert model.objective.pairs_per_path == 32
     assert all(np.isfinite(row["loss"]) for row in model.history)
-    objective = ad.PathwiseDSM(system.process, None, 1.0, steps=16)  # all but the number of draws is given
+    objective = ad.PathwiseDSM(system.process, steps=16, pairs_per_path=24)  # more is given
     small = set_up(*system[:2], key=jax.random.key(0), objective=objective, network=network, steps=3, batch_size=48)
-    assert small.rounds.pairs == small.objective.pairs_per_path == 48
+    assert small.rounds.pairs == small.objective.pairs_per_path == 24
 
 
 def test_images_get_a_unet():

@@ -79,11 +79,10 @@ def elementwise_ism():
         ad.LocalDSM(COUPLED, 1e-2, steps=96, weighting="likelihood", variance_reduction="control", **COMMON),
         ad.LocalDSM(COUPLED, 3e-2, steps=96, weighting="likelihood", variance_reduction="none", **COMMON),
         ad.PathwiseDSM(COUPLED, steps=96, weighting="likelihood", **COMMON),
-        ad.PathwiseDSM(COUPLED, 0.2, 2.0, steps=96, weighting="likelihood", **COMMON),
-        ad.PathwiseDSM(COUPLED, None, 2.0, steps=96, weighting="score", **COMMON),
+        ad.PathwiseDSM(COUPLED, steps=96, weighting="score", **COMMON),
         ad.ISM(COUPLED, steps=96, divergence="hutchinson", probes=2, **COMMON),
     ],
-    ids=["antithetic", "control", "none", "pathwise", "pathwise window", "pathwise score", "hutchinson"],
+    ids=["antithetic", "control", "none", "pathwise", "pathwise score", "hutchinson"],
 )
 def test_lemma_1_coupled(objective, coupled_ism):
     (value, stderr) = value_and_gradient(objective, 20_000)
@@ -106,7 +105,7 @@ def test_lemma_1_elementwise_other_routes(elementwise_ism):
     table = Tabulated(ELEMENTWISE, (2,), y_range=(-2.5, 2.5))
     for objective in (
         ad.LocalDSM(ELEMENTWISE, 1e-2, forward=table, weighting="likelihood", **COMMON),
-        ad.PathwiseDSM(ELEMENTWISE, None, 0.5, steps=64, weighting="likelihood", **COMMON),
+        ad.PathwiseDSM(ELEMENTWISE, steps=64, weighting="likelihood", **COMMON),
         ad.ISM(ELEMENTWISE, forward=table, **COMMON),
     ):
         assert agree(value_and_gradient(objective, 20_000), elementwise_ism).all()
@@ -199,19 +198,16 @@ def test_ism_takes_derivatives_only_where_noise_enters(g):
 
 def test_preparing_fills_what_was_left_open():
     objective = ad.PathwiseDSM(COUPLED).prepare(data, key=KEY)
-    assert objective.pairs_per_path == 32  # small states; large coupled ones have more
-    chain = ad.Process(lambda y, t: jnp.roll(jnp.tanh(y), 1) - y, 1.0, 1.0)
-    large = ad.PathwiseDSM(chain, 4.0, steps=8).prepare(lambda k, n: jax.random.normal(k, (n, 12)), key=KEY)
-    assert large.pairs_per_path == 128
-    some = ad.PathwiseDSM(COUPLED, None, 1.5, steps=8)
+    assert objective.pairs_per_path == 32
+    some = ad.PathwiseDSM(COUPLED, steps=8)
     assert some.prepare(data, key=KEY, batch_size=20).pairs_per_path == 20
-    many = ad.PathwiseDSM(COUPLED, None, 1.5, steps=8, pairs_per_path=64)
+    many = ad.PathwiseDSM(COUPLED, steps=8, pairs_per_path=64)
     assert many.prepare(data, key=KEY, batch_size=40).pairs_per_path == 64  # as given; it is refused where it matters
     assert objective.target.forward.steps != 256
-    assert objective.target.forgetting > 0
-    given = ad.PathwiseDSM(COUPLED, None, 1.5, steps=40).prepare(data, key=KEY)
+    assert objective.target.profile.kind == "matrix"
+    given = ad.PathwiseDSM(COUPLED, steps=40, profile="diagonal").prepare(data, key=KEY)
     assert given.target.forward.steps == Paths(COUPLED, 40).steps
-    assert given.target.forgetting == 1.5
+    assert given.target.profile.kind == "diagonal"
     table = ad.TabulatedDSM(ELEMENTWISE).prepare(np.array([[-1.0, 0.5], [1.6, 0.0]]), key=KEY)
     low, high, *_ = table.target.tables.spans[0]
     assert -1.008 < low < -1.0015
@@ -251,6 +247,7 @@ def test_bad_arguments():
         (lambda: ad.LocalDSM(COUPLED, 1e-2, forward=Paths(COUPLED, 8), steps=4), "steps=4 is for simulated paths"),
         (lambda: ad.LocalDSM(COUPLED, -1.0), "lam=-1.0"),
         (lambda: ad.PathwiseDSM(COUPLED, steps=0), "steps=0"),
+        (lambda: ad.PathwiseDSM(COUPLED, profile="diag"), "Did you mean 'diagonal'"),
         (lambda: ad.ISM(COUPLED, divergence="exakt"), "Did you mean 'exact'"),
         (lambda: ad.ISM(COUPLED, probes=2), 'probes=2 has no meaning for divergence="exact"'),
         (lambda: ad.ISM(ad.vp()).prepare(np.zeros((9, 3, 32, 32)), key=KEY), 'Use divergence="hutchinson"'),
@@ -260,6 +257,14 @@ def test_bad_arguments():
     ]:
         with pytest.raises(ValueError, match=text):
             build()
+
+
+def test_options_of_an_earlier_version_name_their_successor():
+    for name in ("forgetting", "window", "exact"):
+        with pytest.raises(TypeError, match=rf"no option '{name}' any more.*profile=\"matrix\""):
+            ad.PathwiseDSM(COUPLED, **{name: 1.0})
+    with pytest.raises(TypeError, match="no option 'forgetting' any more"):
+        ad.ELBO(COUPLED, dist.Normal(0.0, 1.0), forgetting=1.0)
 
 
 @pytest.mark.parametrize("jit", [False, True])

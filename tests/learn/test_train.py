@@ -94,7 +94,7 @@ def arguments(name, **changes):
         objective = ad.LocalDSM(process, schedule=ad.FromZero())
     else:
         process = ad.Process(curl, 0.8, 1.0)
-        objective = ad.PathwiseDSM(process, steps=16, forgetting=0.5, pairs_per_path=4)
+        objective = ad.PathwiseDSM(process, steps=16, pairs_per_path=4)
     clock = ad.Clock(process)
     network = Score(MLP((2,), clock, key=jax.random.key(3), width=16, depth=1), clock)
     given = dict(process=process, y0=by_numpy if name == "numpy paths" else normal, objective=objective)
@@ -391,7 +391,7 @@ def test_a_learning_rate_far_too_large():
 def test_a_drift_that_blows_up_somewhere():
     bad = 1.75
     process = ad.Process(lambda y, t: -y / jnp.where(y < bad, 1.0, 0.0), 0.01, 1.0)
-    objective = ad.PathwiseDSM(process, steps=8, forgetting=0.0, pairs_per_path=4)
+    objective = ad.PathwiseDSM(process, steps=8, pairs_per_path=4)
     with pytest.raises(TrainingError) as error:
         ad.fit(**arguments("toy", process=process, objective=objective))
     assert "the loss is not finite at step" in str(error.value)
@@ -443,7 +443,7 @@ def test_times_are_uniform_and_independent_of_examples():
 
 def test_times_of_an_objective_are_stratified():
     process = ad.Process(lambda y, t: -y, 1.0, 1.0)
-    objective = ad.PathwiseDSM(process, steps=8, forgetting=0.0, pairs_per_path=4, times="uniform", t0=0.2)
+    objective = ad.PathwiseDSM(process, steps=8, pairs_per_path=4, times="uniform", t0=0.2)
     draw = jax.jit(lambda key: round_draws(objective, normal, key, 0, Rounds(8, 8, 6, 4, 0.9), 8))
     t = np.asarray(draw(jax.random.key(1))[0].t)
     counts = [np.histogram(row, np.linspace(0.2, 1.0, 25))[0] for row in t]

@@ -9,7 +9,7 @@ import pytest
 import autodsm as ad
 from autodsm.learn.choose import choose_objective
 from autodsm.process.jumps import find_jump, may_jump
-from autodsm.targets import Local, Pathwise
+from autodsm.targets import Adapted, Local
 from autodsm.targets.pilot import Pilot
 
 X1, X2 = (np.random.default_rng(0).normal(size=(64, d)) for d in (1, 2))
@@ -96,4 +96,4 @@ def test_pathwise_targets_of_a_jump_are_refused():
 
 def test_kinks_keep_their_default():
     process = of(lambda y, t: jnp.stack([y[1] - jax.nn.relu(y[0]), -y[0] - jnp.where(y[1] > 0, 1.0, 2.0) * y[1]]))
-    assert isinstance(choose_objective(Pilot(process, X2, key=jax.random.key(0)))[0].target, Pathwise)
+    assert isinstance(choose_objective(Pilot(process, X2, key=jax.random.key(0)))[0].target, Adapted)

@@ -20,10 +20,8 @@ class Options:
     """"auto" follows the process; "dsm" is exact for linear drifts only."""
     lam: float | None = None
     """λ = ∫g² from s to t, for the objective "local" (default 0.01)."""
-    window: float | None = None
-    """Over how much ∫g² the weights of "pathwise" are built up (default: from t = 0)."""
-    forgetting: float | None = None
-    """Rate at which the weights of "pathwise" forget (default: chosen from the process)."""
+    profile: Literal["matrix", "diagonal"] | None = None
+    """How "pathwise" weighs the noise along a path (default: by the number of coupled coordinates)."""
     weighting: Literal["likelihood", "perceptual", "score"] | None = None
     """Of the denoising objectives (default "perceptual")."""
     variance_reduction: Literal["antithetic", "control", "none"] | None = None

@@ -27,7 +27,7 @@ _USES = {
     "auto": set(),
     "dsm": {"weighting", "variance_reduction"},
     "local": {"lam", "weighting", "variance_reduction"},
-    "pathwise": {"window", "forgetting", "weighting"},
+    "pathwise": {"profile", "weighting"},
     "tabulated": {"weighting", "variance_reduction"},
     "ism": {"divergence"},
 }
@@ -37,7 +37,7 @@ def build_objective(process: Process, options: Options):
     """The objective that the options name; None for "auto"."""
     if options.objective not in _USES:
         raise unknown_name("objective", options.objective, _USES)
-    specific = ("lam", "window", "forgetting", "weighting", "variance_reduction", "divergence")
+    specific = ("lam", "profile", "weighting", "variance_reduction", "divergence")
     given = {name: getattr(options, name) for name in specific if getattr(options, name) is not None}
     if unused := sorted(set(given) - _USES[options.objective]):
         name = unused[0].replace("_", "-")

@@ -84,7 +84,9 @@ def check_name(argument: str, name: object, options: Iterable[str]) -> None:
         raise unknown_name(argument, name, options)
 
 
-def suggest_options(*forwarded: str | Callable) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def suggest_options(
+    *forwarded: str | Callable, gone: dict[str, str] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function refuse unknown options by name, and suggest the nearest.
 
         @suggest_options("times", "t0")
@@ -92,7 +94,8 @@ def suggest_options(*forwarded: str | Callable) -> Callable[[Callable[P, T]], Ca
 
         loss(process, time="uniform")  # loss() has no option 'time'. Did you mean 'times'?
 
-    `forwarded` are the names that `**options` may hold, or a function with them among its own.
+    `forwarded` are the names that `**options` may hold, or a function with them among its own; `gone` are options of an
+    earlier version, and what to use instead.
     """
 
     def keywords(function: Callable) -> list[str]:
@@ -109,6 +112,8 @@ def suggest_options(*forwarded: str | Callable) -> Callable[[Callable[P, T]], Ca
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> T:
             for name in options:
+                if name in (gone or {}):
+                    raise TypeError(f"{shown}() has no option {name!r} any more. {(gone or {})[name]}")
                 if name not in known:
                     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
                     hint = f"Did you mean {near[0]!r}?" if near else f"It takes: {', '.join(known)}."

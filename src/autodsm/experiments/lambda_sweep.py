@@ -29,7 +29,7 @@ PAPER = (0.01, 0.02, 0.05)
 LAMBDAS = (0.01, 0.02, 0.05, 0.2, 0.5, 1.0, 2.0)
 FREE = {
     "ISM": dict(kind="ism"),
-    "pathwise": dict(kind="pathwise", forgetting=1.0),
+    "pathwise": dict(kind="pathwise"),
     "tabulated": dict(kind="tabulated", y_range=(-3.0, 3.0), shape=(2,)),
 }
 """Bounds without λ."""

@@ -22,7 +22,7 @@ from ..process.priors import score_of
 from ..process.probes import is_linear
 from ..process.process import Process
 from ..process.structure import Elementwise
-from ..targets import Paths, Pathwise, Tabulated
+from ..targets import Adapted, Paths, Tabulated
 from ..targets.marginals import Marginals
 from ..targets.pilot import Pilot
 from ..use.prior_check import prior_mismatch
@@ -173,7 +173,7 @@ def make_plan(
         objective, reason = choose_objective(pilot)
     else:
         reason = f"{type(objective).__name__}, as given"
-        if isinstance(getattr(objective, "target", None), Pathwise) and pilot.jump is not None:
+        if isinstance(getattr(objective, "target", None), Adapted) and pilot.jump is not None:
             raise ValueError(f"PathwiseDSM derives the drift along a path, and {pilot.jump}. Use LocalDSM(process).")
     objective = objective.prepare_by(pilot, batch_size)
     if (problem := objective.covers(pilot.x if callable(y0) else y0)) is not None:

@@ -17,7 +17,7 @@ from ..base.calls import check_returned, shape_of
 from ..base.errors import check_count, check_key, suggest_options
 from ..base.types import PRNGKey
 from ..network import trainable
-from ..paths.initial import LOOK, initial_states
+from ..paths.initial import LOOK, as_start, initial_states
 from ..process.process import Process, check_process
 from ..run.config import describe, digest, fingerprint, open_run
 from ..run.folder import locked
@@ -84,6 +84,7 @@ def set_up(
     check_process(process)
     check_key(key)
     check_count("steps", steps)
+    y0 = as_start(y0)
     if objective is not None and not isinstance(objective, AbstractObjective):
         raise TypeError(f"objective={objective!r} must be an objective of autodsm, e.g. LocalDSM(process).")
     size = {k: v for k, v in dict(width=width, depth=depth, activation=activation).items() if v is not None}
@@ -156,7 +157,8 @@ def fit(
 
     **Arguments:**
 
-    - `y0`: a sampler `y0(key, n)`, in JAX or numpy, or an array of samples stacked along its first axis.
+    - `y0`: a sampler `y0(key, n)`, in JAX or numpy, an array of samples stacked along its first axis, or a law of a
+      state with `sample` and `log_prob`, whose score takes noise out of the targets.
     - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
       configuration, that run is resumed, to the same result as if it had not been interrupted.
     - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
@@ -172,6 +174,7 @@ def fit(
     """
     check_count("checkpoint_every", checkpoint_every)
     check_key(key)
+    y0 = as_start(y0)
     if out is not None:
         _check_repeats(y0, key)
     setup = set_up(process, y0, key=key, progress=progress, **options)

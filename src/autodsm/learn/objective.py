@@ -32,12 +32,17 @@ from ..network.shape import check_one
 from ..process.clock import Clock, TimeLaw
 from ..process.noise import divergence, inner, noisy, squared
 from ..process.process import Process, check_process
-from ..targets import AbstractForward, AbstractTarget, Draw, Local, Paths, Pathwise, Tabulated
+from ..targets import AbstractForward, AbstractTarget, Adapted, Draw, Local, Paths, Tabulated
 from ..targets.pilot import Pilot
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
 DEFAULT_LAM = 1e-2
 """λ of local kernels, the paper's, in units of each coordinate's deviation."""
+GONE = {
+    name: 'Sums along the path are weighed for the least variance; profile="matrix" or "diagonal" says how.'
+    for name in ("forgetting", "window", "exact")
+}
+"""Options that carried weights had, and what took their place."""
 VARIANCE_REDUCTIONS = ("antithetic", "control", "none")
 _NOT_FINITE = (
     "states or targets of the loss are not finite: the example is not, or its path exploded, as with too few steps for "
@@ -268,36 +273,35 @@ def LocalDSM(
     return DSM(process, target, clock=clock, **options)
 
 
-@suggest_options("prior", "times", "t0")
+@suggest_options("prior", "times", "t0", gone=GONE)
 def PathwiseDSM(
     process: Process,
-    window: float | None = None,
-    forgetting: float | None = None,
     *,
+    profile: str | None = None,
     weighting: str = "perceptual",
     steps: int | None = None,
-    exact: bool | None = None,
     gaussian: bool = False,
     pairs_per_path: int | None = None,
     **options,
 ) -> DSM:
-    """Score matching with weights carried along the path: no linearization, small variance. Needs invertible noise.
+    """Score matching with sums carried along the path: no linearization, small variance. Needs invertible noise.
 
         objective = PathwiseDSM(process)
 
-    `window` (in `∫g²`, default: all of [0, t]) and `forgetting` (default: chosen by `prepare`, else 0) change the
-    target's variance, never its mean. One path serves `pairs_per_path` times, by default 32, or 128 for large coupled
-    states, whose paths cost more; less if the batch is small. `steps`, `exact`, `gaussian`: see `targets.Pathwise`.
-    In its differential form, that of large coupled states, the target has an error of third order in the steps.
+    `prepare` (which `fit` calls) chooses how much of a sum each kick of noise keeps, for the least variance: by a
+    "matrix" for coupled coordinates, or by a number for each, "diagonal"; `profile` names one. The mean of a target
+    does not depend on it. Where y0 is a law with `sample` and `log_prob`, sums begin with its score, but not with
+    weighting="likelihood", which is a bound for each example.
+
+    One path serves `pairs_per_path` times. `steps`, `gaussian`: see `targets.Adapted`.
     """
     check_process(process)
     clock = Clock(process)
-    target = Pathwise(
+    target = Adapted(
         process,
         Paths(process, steps, clock=clock),
-        forgetting=forgetting,
-        window=window,
-        exact=exact,
+        kind=profile,
+        known_start=weighting != "likelihood",
         gaussian=gaussian,
         clock=clock,
     )

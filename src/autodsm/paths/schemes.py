@@ -41,6 +41,12 @@ def heun(process: Process, y: State, f: State, t, h, dw: Array) -> State:
     return y + 0.5 * h * (f + process.f(y + h * f + noise, t + h)) + noise
 
 
+ENDS, MIDDLE = 1 / 6, 4 / 6
+"""Shares of the noise of a step by splitting: at either end of it, and in its middle; half of the drift is between. The
+step is of weak order two, as Strang's splitting is. For a linear drift its variance is Simpson's rule for
+`∫ exp(uA) Q exp(uA)ᵀ du`, so that steps may be longer (Chin, Phys. Lett. A 226, 1997)."""
+
+
 class Scheme(NamedTuple):
     step: Callable
     noise: Callable

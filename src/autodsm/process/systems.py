@@ -7,6 +7,7 @@ the Fokker–Planck equation"; the harmonic particles have exact Gaussian margin
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +17,30 @@ from ..base.errors import check_count, check_key, check_number, check_positive
 from .process import Process
 
 
+class NormalStart(eqx.Module):
+    """`y_0 ~ N(mean, std²)`, every coordinate independently: a sampler `y0(key, n)` with a density."""
+
+    mean: Array
+    """Of the shape of a state."""
+    std: float
+
+    def __call__(self, key, n: int) -> Array:
+        return self.sample(key, (n,))
+
+    def sample(self, key, sample_shape: tuple[int, ...] = ()) -> Array:
+        check_key(key)
+        return self.mean + self.std * jax.random.normal(key, (*sample_shape, *self.mean.shape))
+
+    def log_prob(self, y) -> Array:
+        log_std = jnp.log(self.std) + 0.5 * np.log(2.0 * np.pi)
+        return jnp.sum(-0.5 * ((y - self.mean) / self.std) ** 2 - log_std)
+
+
 class System(NamedTuple):
     """A process together with the law of `y_0`."""
 
     process: Process
-    y0: Callable[..., Array]
+    y0: NormalStart
     """`y0(key, n)` draws n initial states, shape (n, *shape)."""
     shape: tuple[int, ...]
 
@@ -125,10 +145,8 @@ def harmonic_particles(
     def drift(y, t):
         return trap(t) - 0.5 * y - 0.5 * jnp.mean(y, axis=0)
 
-    def y0(key, count):
-        check_key(key)
-        return trap(0.0) + std0 * jax.random.normal(key, (count, n, 2))
-
+    with jax.ensure_compile_time_eval():
+        y0 = NormalStart(jnp.broadcast_to(trap(0.0), (n, 2)), float(std0))
     return System(Process(drift, np.sqrt(2.0 * D), t1), y0, (n, 2))
 
 
@@ -137,12 +155,9 @@ def _check_numbers(**values) -> None:
         check_number(name, value)
 
 
-def _gaussian(shape: tuple[int, ...], mean: float, std: float) -> Callable[..., Array]:
-    def y0(key, n):
-        check_key(key)
-        return mean + std * jax.random.normal(key, (n, *shape))
-
-    return y0
+def _gaussian(shape: tuple[int, ...], mean: float, std: float) -> NormalStart:
+    with jax.ensure_compile_time_eval():
+        return NormalStart(jnp.full(shape, float(mean)), float(std))
 
 
 SYSTEMS: dict[str, Callable[..., System]] = {

@@ -1,9 +1,10 @@
 """Regression targets: ways to draw a state y_t and a vector whose mean given y_t is the score."""
 
+from .adapted import Adapted
 from .base import AbstractForward, AbstractTarget, Draw
 from .local import Local
+from .oracle import Oracle
 from .paths import Paths
-from .pathwise import Pathwise
 from .tabulated import Tabulated
 
-__all__ = ["AbstractForward", "AbstractTarget", "Draw", "Local", "Paths", "Pathwise", "Tabulated"]
+__all__ = ["AbstractForward", "AbstractTarget", "Adapted", "Draw", "Local", "Oracle", "Paths", "Tabulated"]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base.types import PRNGKey
-from ..paths.initial import LOOK, initial_states
+from ..paths.initial import LOOK, Law, as_start, initial_states
 from ..process.clock import Clock
 from ..process.jumps import Jump, find_jump
 from ..process.process import Process
@@ -44,7 +44,8 @@ class Pilot:
         report: Callable[[str], object] = lambda text: None,
     ):
         example_key, self._steps_key, self._moments_key, self._ends_key, self.key = jax.random.split(key, 5)
-        self.process, self.y0, self.report = process, y0, report
+        self._law_key = jax.random.fold_in(key, 5)
+        self.process, self.y0, self.report = process, as_start(y0), report
         self.x = np.asarray(initial_states(y0, LOOK, key=example_key))
         """A few examples."""
         self.clock = Clock(process) if clock is None else clock
@@ -58,6 +59,14 @@ class Pilot:
     @functools.cached_property
     def structure(self) -> AbstractStructure:
         return self.process.structure_for(self.shape)
+
+    @functools.cached_property
+    def start_score(self) -> Callable | None:
+        """`∇ log q_0`, where y0 is a law with a density; refused if its samples do not have it."""
+        if not isinstance(self.y0, Law):
+            return None
+        self.y0.check(key=self._law_key)
+        return self.y0.score
 
     @functools.cached_property
     def jump(self) -> Jump | None:

@@ -54,9 +54,8 @@ from ..process.noise import check_divergence, divergence, implicit, inner, trace
 from ..process.priors import WithVelocity, check_log_prob, check_support, draw_prior, prior_shape
 from ..process.process import Process, check_process
 from ..process.structure import Elementwise, noise_diagonal
-from ..targets import AbstractTarget, Paths, Pathwise, Tabulated
+from ..targets import AbstractTarget, Adapted, Paths, Tabulated
 from ..targets.paths import time_grid
-from ..targets.pathwise import choose_forgetting
 from .flow import check_score
 from .likelihood import jump_near
 
@@ -81,8 +80,8 @@ class ELBO(eqx.Module):
       relaxes: with 512, for Langevin dynamics of ∫β = 10 towards a law of curvature 2, by a few thousandths of a nat
       for each coordinate.
     - `divergence`: of the score in "ism", "exact" (default) or "hutchinson" with that many `probes`.
-    - `forgetting`: of "pathwise"; see `targets.Pathwise`. Where it is not given, `average` and `values` choose it from
-      the examples, and `prepare` does for single calls; else it is 0, which is right too but varies more.
+      `average` and `values` choose the weights of "pathwise" from the examples, and `prepare` does for single calls;
+      else they are those of a process without drift, which is right too but varies more.
     - `y_range`, `shape`: of "tabulated": where y_δ lies, and the shape of a state.
     - `decoder`: False leaves the part from y_δ to the data out: the bound is of log p(y_δ) at the example itself.
     """
@@ -103,7 +102,7 @@ class ELBO(eqx.Module):
     jumping: bool | None = eqx.field(static=True)
     """Whether the drift jumps; None before the shape of a state is known."""
 
-    @suggest_options()
+    @suggest_options(gone={"forgetting": "Paths are weighed for the least variance, as `prepare` finds it."})
     def __init__(
         self,
         process: Process,
@@ -116,7 +115,6 @@ class ELBO(eqx.Module):
         steps: int | None = None,
         divergence: str | None = None,
         probes: int | None = None,
-        forgetting: float | None = None,
         y_range: tuple[float, float] | None = None,
         shape: tuple[int, ...] | None = None,
         decoder: bool = True,
@@ -124,7 +122,7 @@ class ELBO(eqx.Module):
         check_process(process)
         check_name("kind", kind, KINDS)
         check_count("draws", draws)
-        given = dict(lam=lam, steps=steps, divergence=divergence, probes=probes, forgetting=forgetting)
+        given = dict(lam=lam, steps=steps, divergence=divergence, probes=probes)
         _check_used(kind, **given, y_range=y_range, shape=shape)
         steps = 512 if steps is None else steps
         check_count("steps", steps)
@@ -142,7 +140,7 @@ class ELBO(eqx.Module):
         self.target = None
         if kind == "pathwise":
             later = self._later()
-            self.target = Pathwise(later, Paths(later, steps), forgetting=forgetting)
+            self.target = Adapted(later, Paths(later, steps), known_start=False)
         elif kind == "tabulated":
             if y_range is None or shape is None:
                 raise ValueError('kind="tabulated" needs y_range=(low, high), where y_δ lies, and shape of a state.')
@@ -177,13 +175,12 @@ class ELBO(eqx.Module):
         return gap + jnp.sum(self.prior.log_prob(end)) - jnp.mean(values / self.law.density(t).astype(x.dtype))
 
     def prepare(self, xs, *, key: PRNGKey) -> "ELBO":
-        """The same bound, of less variance: "pathwise" forgets at the rate that is best for examples (n, *shape)."""
-        if not isinstance(self.target, Pathwise) or self.target.forgetting is not None:
+        """The same bound, of less variance: "pathwise" weighs paths as is best for examples (n, *shape)."""
+        if not isinstance(self.target, Adapted) or self.target.profile is not None:
             return self
         if not is_known(self.process, np.shape(xs)[1:]):
             return self
-        rate = jnp.asarray(choose_forgetting(self.target, xs, key=key), float)
-        return replace(self, target=replace(self.target, forgetting=rate))
+        return replace(self, target=self.target.fitted(xs, key=key))
 
     def _settled(self, shape: tuple[int, ...]) -> "ELBO":
         """The same bound, which knows whether the drift jumps."""
@@ -339,7 +336,7 @@ def elbo(process: Process, score: Callable, prior, x: StateLike, *, key: PRNGKey
 _USED = {
     "ism": {"steps", "divergence", "probes"},
     "local-dsm": {"steps", "lam"},
-    "pathwise": {"steps", "forgetting"},
+    "pathwise": {"steps"},
     "tabulated": {"y_range", "shape"},
 }
 
