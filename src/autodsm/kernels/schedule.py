@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import check_count, check_key, check_positive, check_times
+from ..base.errors import check_count, check_key, check_positive, check_times, is_concrete
 from ..base.linalg import inverse_and_log_det
 from ..base.types import PRNGKey, StateLike
 from ..paths.initial import initial_states
