@@ -41,6 +41,7 @@ class Flow(NamedTuple):
 
 def velocity(process: Process, score: Callable, y: State, t) -> State:
     """`v = f − ½ Q s` at one state."""
+    check_process(process)
     check_callable("score", score, "score(y, t)")
     return process.f(y, t) - 0.5 * apply_Q(process, t, score(y, t)).astype(y.dtype)
 
