@@ -47,6 +47,8 @@ def simulate(rng) -> Case:
         def one(y, k):
             return ad.simulate(process, y, times, key=k, solver=solver, steps=steps, tol=tol)
 
+        if np.ndim(y0) == 0:
+            return one(y0, key)
         return jax.vmap(one)(jnp.asarray(y0), jax.random.split(key, len(y0)))[:, -1]
 
     known = made.linear is not None and (made.kind != "stiff" or steps is None)
