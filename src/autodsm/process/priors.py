@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive
+from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey
 from .process import Process
 
@@ -285,9 +286,8 @@ def beta_integral(beta: BetaLike, t) -> Array:
     """`∫_0^t β`: in closed form where the schedule has one, else by Gauss–Legendre quadrature on 16 panels."""
     if isinstance(beta, AbstractBeta):
         return beta.integral(t)
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    x = ((np.arange(16)[:, None] + 0.5 * (nodes + 1.0)) / 16.0).ravel()
-    w = np.tile(weights / 32.0, 16)
+    x = ((np.arange(16)[:, None] + NODES) / 16.0).ravel()
+    w = np.tile(WEIGHTS / 16.0, 16)
     t = jnp.asarray(t, float)
     return t * jnp.sum(w * jax.vmap(beta)(t * x))
 
