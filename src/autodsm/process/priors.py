@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive
+from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive, check_shape
 from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey
 from .process import Process
@@ -272,7 +272,12 @@ def linear(matrix, diffusion, *, t1: float, offset=None, structure: str | None =
         raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
     if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
         raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
-    return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1, structure=structure)
+
+    def drift(y, t):
+        check_shape(y, shape[:1], f"a process with a matrix of shape {shape}")
+        return a(t) @ y + c(t)
+
+    return Process(drift, diffusion, t1, structure=structure)
 
 
 def _function_of_time(name: str, value):
