@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench results clean
+.PHONY: demo test check-slow lint types bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -18,6 +18,13 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	"$(BIN)/python" -m pytest
+
+# What is too slow for every change, before an issue is called resolved: hours on two cores. Stopped, the first goes on.
+check-slow: $(STAMP)
+	"$(BIN)/python" benchmarks/fuzz.py --cases 2000 --seed 0
+	"$(BIN)/python" benchmarks/kill.py --signals 60
+	"$(BIN)/python" benchmarks/kill.py --signals 55 --moment saving
+	"$(BIN)/python" benchmarks/step_cost.py
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

@@ -193,11 +193,15 @@ def main(
         return show_case(seed, only)
     from fuzz_cases import EVERY, is_training
 
+    from autodsm.app.report import code
+    from autodsm.run.folder import versions
+
     out = Path("runs") / f"fuzz-seed-{seed}.json" if out is None else out
     chosen = [number for number in range(cases) if not is_training(number) or number // EVERY < trainings]
     rows = campaign(chosen, seed, out.with_suffix(".jsonl"), workers=workers, limit=limit)
     counts = Counter(row["outcome"] for row in rows.values())
     summary = {"seed": seed, "cases": len(rows), "trainings": sum(map(is_training, rows)), "outcomes": dict(counts)}
+    summary |= {"code": code(), "versions": versions()}
     summary["bad"] = [row for row in rows.values() if row["outcome"] in BAD or row["outcome"] == "foreign"]
     out.write_text(json.dumps(summary, indent=1) + "\n")
     print(table(rows), worst(rows, seed), f"Written: {out}", sep="\n\n")

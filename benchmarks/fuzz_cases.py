@@ -117,6 +117,10 @@ def key_of(rng) -> jax.Array:
     return jax.random.key(int(rng.integers(1 << 30)))
 
 
+def is_key(value) -> bool:
+    return jax.dtypes.issubdtype(getattr(value, "dtype", float), jax.dtypes.prng_key) and value.ndim == 0
+
+
 def pick(rng, *options):
     return options[rng.integers(len(options))]
 

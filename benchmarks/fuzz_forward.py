@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from fuzz_cases import GAUSSIAN, SMALL, Case, case, key_of, moments_off, off, pick, typed
+from fuzz_cases import GAUSSIAN, SMALL, Case, case, is_key, key_of, moments_off, off, pick, typed
 from fuzz_processes import random_process
 from scipy.integrate import quad
 
@@ -47,6 +47,8 @@ def simulate(rng) -> Case:
         def one(y, k):
             return ad.simulate(process, y, times, key=k, solver=solver, steps=steps, tol=tol)
 
+        if np.ndim(y0) == 0 or not is_key(key):  # which cannot be given in parts
+            return one(y0, key)
         return jax.vmap(one)(jnp.asarray(y0), jax.random.split(key, len(y0)))[:, -1]
 
     known = made.linear is not None and (made.kind != "stiff" or steps is None)

@@ -57,12 +57,12 @@ def reference(rng) -> Case:
 @case
 def flow(rng) -> Case:
     made, exact = _gaussian(rng)
-    starts = jnp.asarray(made.states(rng, 256))
+    starts = made.states(rng, 256)
 
     def call(process, score, y0, times, tol):
         if np.ndim(y0) == 0:
             return ad.flow(process, score, y0, times, tol=tol)
-        return jax.vmap(lambda y: ad.flow(process, score, y, times, tol=tol))(y0)[:, -1]
+        return jax.vmap(lambda y: ad.flow(process, score, y, times, tol=tol))(jnp.asarray(y0))[:, -1]
 
     def check(ys):
         return moments_off(made, ys, 1.0, tol=0.02)

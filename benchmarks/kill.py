@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tyro
 
@@ -77,9 +77,9 @@ def start(folder: Path, cache: Path) -> subprocess.Popen:
         return subprocess.Popen(command, env={**os.environ, **kept}, stdout=log, stderr=log)
 
 
-def strike(child: subprocess.Popen, folder: Path, rng: random.Random) -> Sent | None:
-    """Send a signal at a moment of its own; None if the child was finished before."""
-    moment, number = rng.choice(MOMENTS), rng.choice(SIGNALS)
+def strike(child: subprocess.Popen, folder: Path, rng: random.Random, moments=MOMENTS) -> Sent | None:
+    """Send a signal at one of the moments; None if the child was finished before."""
+    moment, number = rng.choice(moments), rng.choice(SIGNALS)
     rows = folder / "run" / "metrics.jsonl"
     size, began = (rows.stat().st_size if rows.exists() else 0), time.monotonic()
     if moment == "start":
@@ -116,12 +116,19 @@ def same(first: Path, second: Path) -> bool:
         return set(a) == set(b) and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
-def main(signals: int = 20, seed: int = 0, out: Path | None = None, child: Path | None = None) -> int:
-    """See the head of this file."""
+def main(
+    signals: int = 20,
+    seed: int = 0,
+    moment: Literal["any", "start", "training", "saving"] = "any",
+    out: Path | None = None,
+    child: Path | None = None,
+) -> int:
+    """See the head of this file; `moment` is where all signals are to come."""
     if child is not None:
         train(child)
         return 0
     rng, sent, runs, equal, lost = random.Random(seed), [], 0, 0, 0
+    moments = MOMENTS if moment == "any" else (moment,)
     with tempfile.TemporaryDirectory() as place:
         whole = Path(place) / "whole"
         whole.mkdir()
@@ -134,7 +141,7 @@ def main(signals: int = 20, seed: int = 0, out: Path | None = None, child: Path 
             code, patience = 1, rng.randint(1, 4)  # signals for this run
             while code:
                 process = start(folder, Path(place) / "cache")
-                given = strike(process, folder, rng) if patience and len(sent) < signals else None
+                given = strike(process, folder, rng, moments) if patience and len(sent) < signals else None
                 patience -= 1
                 if given is not None:
                     sent.append(given)
@@ -147,7 +154,7 @@ def main(signals: int = 20, seed: int = 0, out: Path | None = None, child: Path 
                     lost += 1
                     break
             equal += not code and same(whole, folder)
-    summary = {"signals": len(sent), "runs": runs, "equal": equal, "lost": lost}
+    summary = {"seed": seed, "moment": moment, "signals": len(sent), "runs": runs, "equal": equal, "lost": lost}
     if out is not None:
         every = [one._asdict() for one in sent]
         out.write_text(json.dumps({**summary, "sent": every}, indent=1) + "\n")

@@ -5,12 +5,14 @@ a short time h: the semigroup `E φ(y_{s+h}) = Σ hⁿ/n! Lⁿφ(y_s)`, `Lφ = �
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+from matplotlib.image import imread
 from scipy.integrate import solve_ivp
 
 from autodsm import Process
@@ -123,3 +125,9 @@ def semigroup_moments(process: Process, y: Array, s: float, *, order: int) -> Ca
         return Moments(np.asarray(origin) + mean, second - np.outer(mean, mean))
 
     return moments
+
+
+def is_drawn(figure: Path) -> bool:
+    """Whether a PNG shows more than its background: ink on one in a thousand of its pixels, at least."""
+    pixels = imread(figure)[..., :3]
+    return bool(np.mean(np.any(pixels != pixels[0, 0], axis=-1)) > 1e-3)

@@ -347,6 +347,8 @@ def test_times_that_are_traced_or_at_the_ends_are_taken():
         (lambda: ad.fit(OU, y0, key=KEY, batch_size=0.5), "batch_size=0.5 must be a whole number"),
         (lambda: ad.simulate(OU, np.ones(2), [1.0], key=KEY, solver=1e3), "solver=1000.0 is not known.*weak2"),
         (lambda: ad.simulate(OU, np.ones(0), [1.0], key=KEY), r"shape=\(0,\) must be the shape of a state"),
+        (lambda: ad.systems.particles(3).process.check(np.ones(3)), r"that of 3 particles is \(3, 2\)"),
+        (lambda: ad.linear(np.eye(2), 1.0, t1=1.0).check(1.0), r"matrix of shape \(2, 2\) is \(2,\)"),
         (lambda: ad.transition(OU, np.ones(2), 0.1, 0.2, ito=0.5), "ito=0.5 must be True or False"),
         (lambda: ad.LocalDSM(OU, ito=0.5), "ito=0.5 must be True or False"),
         (lambda: velocity(OU, None, np.ones(2), 0.1), r"score=None must be a function score\(y, t\)"),

@@ -64,6 +64,7 @@ def products(**given):
         lambda p: exact(process=p),
         lambda p: ad.metrics.fisher_divergence(p, score, score, YS, 0.1),
         lambda p: ad.observables.entropy_rate(p, score, YS, 0.1),
+        lambda p: ad.observables.current(p, score, YS[0], 0.1, 0.0),
         lambda p: ad.observables.log_density(p, score, YS, np.zeros(8), [0.0, 1.0]),
         lambda p: ad.fokker_planck.solve_1d(p, density, [0.1], x_range=(-6, 6)),
         lambda p: grid(process=p),

@@ -336,6 +336,16 @@ def test_coordinates_without_noise_are_deterministic():
         )
 
 
+def test_covariances_do_not_depend_on_the_mean():
+    """Over h the velocity's noise reaches the position as h³/3, far below the rounding of the position itself."""
+    h = 2.0**-13
+    process = ad.Process(lambda y, t: jnp.stack([y[1], -y[1]]), np.array([0.0, 1.0]), 1.0)
+    kernel = ad.transition(process, jnp.array([1.0, 0.5]), 0.25, 0.25 + h)
+    exact = np.array([[h**3 / 3, h**2 / 2], [h**2 / 2, h]])
+    np.testing.assert_allclose(kernel.cov(), exact, rtol=1e-3)
+    np.testing.assert_allclose(kernel.covary(jnp.array([1.0, 0.0])), exact[0], rtol=1e-3)
+
+
 def test_batches_by_vmap():
     process = ad.systems.swimmer().process
     y = jax.random.normal(jax.random.key(0), (7, 2))

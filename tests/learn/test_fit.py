@@ -171,6 +171,8 @@ def test_descriptions_tell_priors_and_closures_apart():
         ({"y0": np.array([[0.0], [np.nan]])}, ValueError, "y0 holds values that are not finite"),
         ({"y0": lambda key, n: normal(key, n) / 0.0}, ValueError, "y0 holds values that are not finite"),
         ({"y0": 3.0}, ValueError, "y0=3.0 must be a sampler"),
+        ({"y0": [[1.0], [1.0, 2.0]]}, TypeError, "y0=.* must be an array of numbers"),
+        ({"network": lambda y, t: 1j * y}, TypeError, "network returned complex numbers"),
         ({"y0": lambda key, n: normal(key, n + 1)}, ValueError, "returned 257 states"),
         ({"process": ad.Process(lambda y, t: y[:0], 1.0, 1.0)}, ValueError, r"drift returned shape \(0,\)"),
     ],

@@ -127,3 +127,5 @@ def test_complex_states_and_drifts_are_refused():
         rotation.check(jnp.ones(2))
     with pytest.raises(TypeError, match="complex"):
         ad.simulate(ad.Process(lambda y, t: -y, 0.5, t1=1.0), jnp.ones(2) + 1j, [1.0], key=jax.random.key(0))
+    with pytest.raises(TypeError, match="score returned complex"):
+        ad.flow(ad.Process(lambda y, t: -y, 0.5, t1=1.0), lambda y, t: 1j * y, jnp.ones(2), [0.0, 1.0])

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -305,6 +306,31 @@ def test_bounds_that_derive_a_jump_are_refused(kind):
 def test_log_likelihood_of_a_drift_that_jumps_is_refused():
     with pytest.raises(ValueError, match="jumps by"):
         ad.log_likelihood(ad.langevin(LAPLACE), laplace_score, LAPLACE, jnp.ones(1))
+
+
+def test_a_jump_is_looked_for_where_each_prior_lies():
+    process = ad.Process(lambda y, t: -y + jnp.where(y > 100.0, 3.0, 0.0), 1.0, 1.0)
+    near, far = dist.Normal(0.0, 1.0), dist.Normal(100.0, 1.0)
+    assert np.isfinite(ad.log_likelihood(process, lambda y, t: -y, near, jnp.ones(1)))
+    with pytest.raises(ValueError, match="jumps by"):
+        ad.log_likelihood(process, lambda y, t: 100.0 - y, far, jnp.full(1, 100.0))
+
+
+class Rate(eqx.Module):
+    """A drift that holds an array, and so has no hash."""
+
+    rate: jax.Array
+
+    def __call__(self, y, t):
+        return -self.rate * y
+
+
+def test_a_drift_that_is_a_module():
+    process = ad.Process(Rate(jnp.array(1.0)), np.sqrt(2.0), 1.0)
+    exact = float(PRIOR.log_prob(0.3))
+    assert float(ad.log_likelihood(process, lambda y, t: -y, PRIOR, jnp.array([0.3]))) == pytest.approx(exact, abs=1e-3)
+    bound = ad.ELBO(process, PRIOR, kind="ism", draws=2, steps=4)
+    assert np.isfinite(bound(lambda y, t: -y, jnp.array([0.3]), key=KEY))
 
 
 @pytest.mark.parametrize("kind", ["ism", "local-dsm", "pathwise"])

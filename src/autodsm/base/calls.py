@@ -72,9 +72,14 @@ def shape_of(name: str, function: Callable, *example):
 
 
 def check_returned(name: str, out, shape: tuple[int, ...]) -> None:
-    """Refuse what a function of (y, t) returned if it is not one array of the state's shape."""
+    """Refuse what a function of (y, t) returned if it is not one real array of the state's shape."""
     found = getattr(out, "shape", () if isinstance(out, int | float | complex) else None)
     if found == shape:
+        if jnp.issubdtype(jnp.result_type(out), jnp.complexfloating):
+            raise TypeError(
+                f"{name} returned complex numbers for a real state of shape {shape}: imaginary parts would be lost. "
+                "Return a real array: stack real and imaginary parts along an axis."
+            )
         return
     remedy = f"It is called as {name}(y, t), with ONE state; use jax.vmap for a batch."
     if out is None:

@@ -192,6 +192,12 @@ def check_times(argument: str, times, t1: float = math.inf) -> None:
             raise ValueError(f"{argument}={values[wrong].flat[0]} {reason}.")
 
 
+def check_shape(y, shape: tuple[int, ...], of: str) -> None:
+    """Refuse a state of another shape."""
+    if y.shape != shape:
+        raise ValueError(f"the state has shape {y.shape}; that of {of} is {shape}.")
+
+
 def check_interval(s, t, t1: float) -> None:
     """Refuse times that are not scalars, and concrete ones outside 0 ≤ s < t ≤ t1."""
     for name, value in (("s", s), ("t", t)):

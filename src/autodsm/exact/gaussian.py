@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array
 from scipy.integrate import solve_ivp
 
-from ..base.errors import as_double, as_floating, as_time, check_count, check_key
+from ..base.errors import as_double, as_floating, as_time, check_count, check_key, check_times
 from ..base.linalg import inverse_and_log_det
+from ..process.probes import is_linear
 from ..process.process import Process, check_process
 from ..process.structure import Dense
 
@@ -37,6 +38,7 @@ class HarmonicMoments(NamedTuple):
 
 def harmonic_particles(t: float, *, a=2.0, omega=np.pi, D=0.25, std0=0.25) -> HarmonicMoments:
     """Modes relax as `v' = −v + 2D` (fluctuations) and `v' = −2v + 2D` (centre); the mean follows the trap."""
+    check_times("t", t)
     fluctuation = 2 * D + (std0**2 - 2 * D) * np.exp(-t)
     centre = D + (std0**2 - D) * np.exp(-2 * t)
     # z' = −z + a e^{iωt}, z(0) = a, with z = x + iy.
@@ -108,6 +110,7 @@ class GaussianMarginals(eqx.Module):
 
     def moments(self, t) -> tuple[Array, Array]:
         """Mean (d,) and covariance (d, d) of the raveled state."""
+        check_times("t", t, self.t1)
         u = jnp.clip(2.0 * as_time(t) / self.t1 - 1.0, -1.0, 1.0)
         degrees = jnp.arange(len(self.coefficients))
         found = jnp.cos(degrees * jnp.arccos(u)) @ self.coefficients
@@ -158,12 +161,13 @@ def gaussian_marginals(process: Process, mean, cov, *, degree: int = 96) -> Gaus
         slope = jax.jacfwd(lambda y: process.drift(y, t))(y).reshape(d, d)
         return slope, process.drift(y, t).reshape(d), noise.T @ noise
 
+    spread = np.sqrt(np.diag(cov)).reshape(shape)
+    if not is_linear(process, np.random.default_rng(0).normal(mean, spread, (8, *shape))):
+        raise ValueError("the drift is not linear in the state, so that its marginals are not Gaussian.")
     at = jax.jit(jax.vmap(coefficients, in_axes=(None, 0)))
     slopes, offsets, noises = (np.asarray(x, float) for x in at(jnp.zeros(shape), jnp.asarray(points)))
-    away = np.random.default_rng(0).normal(mean, 1.0 + np.abs(mean))
-    elsewhere = np.asarray(at(jnp.asarray(away), jnp.asarray(points))[0], float)
-    if not np.allclose(slopes, elsewhere, rtol=1e-4, atol=1e-5 * (1 + np.abs(slopes).max())):
-        raise ValueError("the drift is not linear in the state, so that its marginals are not Gaussian.")
+    unit = _units(mean.ravel(), cov, slopes, offsets, noises, t1)
+    units = np.concatenate([unit, np.outer(unit, unit).ravel()])  # of the moments
 
     # Polynomials through the Chebyshev points: smooth, where a drift in single precision would not be.
     basis = np.linalg.inv(np.cos(np.outer(angles, np.arange(degree + 1))))
@@ -176,11 +180,21 @@ def gaussian_marginals(process: Process, mean, cov, *, degree: int = 96) -> Gaus
         return np.concatenate([A @ x[:d] + c, (A @ P + P @ A.T + Q).ravel()])
 
     start = np.concatenate([mean.reshape(-1), cov.ravel()])
-    solution = solve_ivp(rates, (0.0, t1), start, method="DOP853", rtol=1e-11, atol=1e-13, t_eval=points[::-1])
-    found = basis @ solution.y.T[::-1]
+    solution = solve_ivp(rates, (0.0, t1), start, method="DOP853", rtol=1e-11, atol=1e-13 * units, t_eval=points[::-1])
+    found = basis @ (solution.y.T[::-1] / units)
     if np.abs(found[-3:]).max() > 1e-5 * np.abs(found).max():
         raise ValueError(f"the moments are not polynomials of degree {degree} in t; raise degree.")
     # Terms at the end that do not count in this precision only cost time.
     least = max(1e-13, 0.1 * float(jnp.finfo(jnp.zeros(()).dtype).eps)) * np.abs(found).max()
     terms = 1 + np.flatnonzero(np.abs(found).max(axis=1) > least)[-1]
-    return GaussianMarginals(jnp.asarray(found[:terms]), shape, t1)
+    return GaussianMarginals(jnp.asarray(units * found[:terms]), shape, t1)
+
+
+def _units(mean, cov, slopes, offsets, noises, t1: float) -> np.ndarray:
+    """A length of each coordinate: how far start, noise and drift take it; of one at rest, how far the others do."""
+    noise = np.max(np.diagonal(noises, axis1=1, axis2=2), axis=0)
+    unit = np.abs(mean) + np.sqrt(np.diag(cov) + t1 * noise) + t1 * np.abs(offsets).max(axis=0)
+    through = t1 * np.abs(slopes).max(axis=0)
+    for _ in range(len(unit)):
+        unit = np.where(unit > 0, unit, through @ unit)
+    return np.where(unit > 0, unit, 1.0)

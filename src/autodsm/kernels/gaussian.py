@@ -49,7 +49,7 @@ class Gaussian(eqx.Module):
 
     def sample(self, eps: State) -> State:
         """`m + L ε`."""
-        return self.mean + self.structure.join(self.deviation * self._correlate(self.structure.split(eps)))
+        return self.mean + self._spread(eps)
 
     def score(self, eps: State) -> State:
         """`−L⁻ᵀ ε`, the score at `sample(eps)`."""
@@ -70,8 +70,8 @@ class Gaussian(eqx.Module):
 
     def covary(self, v: State) -> State:
         """`P v`."""
-        _, pull = jax.vjp(self.sample, jnp.zeros_like(self.mean))
-        return self.sample(pull(v)[0]) - self.mean
+        _, pull = jax.vjp(self._spread, jnp.zeros_like(self.mean))
+        return self._spread(pull(v)[0])
 
     def variance(self) -> State:
         """Variance of each coordinate, in the state's shape."""
@@ -83,8 +83,12 @@ class Gaussian(eqx.Module):
         if (d := math.prod(shape)) > MAX_DENSE:
             raise ValueError(f"cov() of a state of shape {shape} would be {d}×{d}; use variance() instead.")
         units = jnp.eye(d, dtype=self.mean.dtype).reshape(d, *shape)
-        factor = jax.vmap(lambda e: (self.sample(e) - self.mean).reshape(-1), out_axes=1)(units)
+        factor = jax.vmap(lambda e: self._spread(e).reshape(-1), out_axes=1)(units)
         return factor @ factor.T
+
+    def _spread(self, eps: State) -> State:
+        """`L ε`. As the difference of a sample and the mean it would lose deviations far below the mean to rounding."""
+        return self.structure.join(self.deviation * self._correlate(self.structure.split(eps)))
 
     def _correlate(self, z: Array) -> Array:
         k = self.correlation_factor

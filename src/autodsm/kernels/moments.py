@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..base.quadrature import gauss
 from ..process.process import Process
 from ..process.structure import AbstractStructure, Elementwise
 from .linearize import Affine
@@ -46,12 +47,15 @@ class _Rule(NamedTuple):
 
     @classmethod
     def of(cls, n: int) -> "_Rule":
-        x, w = np.polynomial.legendre.leggauss(n)
-        nodes, weights = 0.5 * (x + 1.0), 0.5 * w
+        nodes, weights = gauss(n)
         to_monomials = np.linalg.inv(np.vander(nodes, increasing=True))
         powers = np.arange(1, n + 1)
         to_end = (1.0 - nodes[:, None] ** powers) / powers @ to_monomials
-        terms = np.polynomial.legendre.legval(x, np.eye(n)[-2:].T) * weights * np.array([[2 * n - 3], [2 * n - 1]])
+        terms = (
+            np.polynomial.legendre.legval(2.0 * nodes - 1.0, np.eye(n)[-2:].T)
+            * weights
+            * np.array([[2 * n - 3], [2 * n - 1]])
+        )
         kappa = (_ROUGH * np.prod(np.arange(1, 2 * n - 2, 2.0))) ** (1 / (n - 1))
         return cls(nodes, weights, to_end, to_monomials, terms * np.array([[kappa / (2 * n - 3)], [1.0]]))
 

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import check_count, check_key, check_positive, check_times
+from ..base.errors import check_count, check_key, check_positive, check_times, is_concrete
 from ..base.linalg import inverse_and_log_det
+from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey, StateLike
 from ..paths.initial import initial_states
 from ..paths.simulate import simulate
@@ -31,8 +32,6 @@ from ..process.process import Process, check_process
 from ..process.structure import Elementwise, noise_diagonal
 from .linearize import linearize
 
-_NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(8))
-_NODES = _NODES + 0.5
 MAX_PANELS = 1 << 14
 
 
@@ -109,8 +108,8 @@ class ScheduledPairs(AbstractSchedule):
         return noise_diagonal(self.process.g(tau))[jnp.asarray(self.entries)] / self.units
 
     def _integral(self, a, b) -> Float[Array, " entries"]:
-        values = jax.vmap(self._rates)(a + (b - a) * jnp.asarray(_NODES, self.edges.dtype))
-        return (b - a) * jnp.asarray(_WEIGHTS, values.dtype) @ values
+        values = jax.vmap(self._rates)(a + (b - a) * jnp.asarray(NODES, self.edges.dtype))
+        return (b - a) * jnp.asarray(WEIGHTS, values.dtype) @ values
 
     def _invert(self, target, totals, entry):
         """The time at which the integral of one entry reaches `target`, 0 when it is negative."""
@@ -228,7 +227,7 @@ def kl_bound(
 @eqx.filter_jit
 def _kl_values(process: Process, schedule, starts, keys, times, expand: str, ito: bool) -> Float[Array, "times n"]:
     """The integral of Lemma 2 along each path, up to each of the times."""
-    nodes = jnp.asarray(_NODES, starts.dtype)
+    nodes = jnp.asarray(NODES, starts.dtype)
 
     def one(y, t, key):
         first, second = jax.random.split(key)
@@ -248,7 +247,7 @@ def _kl_values(process: Process, schedule, starts, keys, times, expand: str, ito
                 return jnp.sum(wrong**2 / Q)
             return jnp.sum(wrong * structure.matvec(inverse_and_log_det(Q)[0], wrong))
 
-        return 0.5 * (t - s) * jnp.sum(jnp.asarray(_WEIGHTS, y.dtype) * jax.vmap(squared)(taus, inside))
+        return 0.5 * (t - s) * jnp.sum(jnp.asarray(WEIGHTS, y.dtype) * jax.vmap(squared)(taus, inside))
 
     return jax.vmap(lambda t: jax.vmap(lambda y, k: one(y, t, k))(starts, keys))(times)
 
@@ -286,7 +285,7 @@ def _tabulate(process: Process, units: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
     def integrals(edges):
         a, b = edges[:-1, None], edges[1:, None]
-        return (b - a) * np.einsum("n,pne->pe", _WEIGHTS, values(a + (b - a) * _NODES))
+        return (b - a) * np.einsum("n,pne->pe", WEIGHTS, values(a + (b - a) * NODES))
 
     probes = values(process.t1 * np.linspace(0.0, 1.0, 257))
     if not np.all(np.isfinite(probes)):

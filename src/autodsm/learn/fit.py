@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from ..base.calls import check_returned, shape_of
-from ..base.errors import check_count, check_key, suggest_options
+from ..base.errors import as_floating, check_count, check_key, suggest_options
 from ..base.types import PRNGKey
 from ..network import trainable
 from ..paths.initial import LOOK, as_start, initial_states
@@ -218,7 +218,7 @@ def _examples(process: Process, y0, key: PRNGKey) -> np.ndarray:
     """A few initial states, checked."""
     if isinstance(y0, str):
         raise TypeError(f"y0={y0!r} must be a sampler y0(key, n), or an array of samples such as np.load({y0!r}).")
-    if not callable(y0) and np.ndim(y0) < 1:
+    if not callable(y0) and (isinstance(y0, dict) or as_floating(y0, "y0").ndim < 1):
         raise ValueError(f"y0={y0!r} must be a sampler y0(key, n), or an array of samples along its first axis.")
     x = np.asarray(initial_states(y0, LOOK, key=key))
     if not np.isfinite(x).all() or (not callable(y0) and not np.isfinite(np.asarray(y0)).all()):

@@ -18,11 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.errors import as_floating, check_name, check_number, is_concrete
+from ..base.quadrature import NODES, WEIGHTS
 from .process import Process, check_process
 from .structure import noise_diagonal
 
-_NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(8))
-_NODES = _NODES + 0.5
 _EARLIEST = 1e-8  # of t1; before it G is continued as a power of t
 _POINTS = 1024
 _NUMBERS = 1 << 22  # values of g² held at once, at most: 32 MB
@@ -113,8 +112,8 @@ def _integrate(process: Process, times: np.ndarray) -> tuple[np.ndarray, np.ndar
     pieces = []
     for part in np.split(np.arange(8 * _POINTS), _POINTS // count):
         a, b = edges[part, None], edges[part + 1, None]
-        found = np.asarray(rates(jnp.ravel(a + (b - a) * _NODES)), np.float64).reshape(count, 8, 8, entries)
-        pieces.append(np.einsum("pk,n,pkne->pe", (b - a).reshape(count, 8), _WEIGHTS, found))
+        found = np.asarray(rates(jnp.ravel(a + (b - a) * NODES)), np.float64).reshape(count, 8, 8, entries)
+        pieces.append(np.einsum("pk,n,pkne->pe", (b - a).reshape(count, 8), WEIGHTS, found))
     received = np.cumsum(np.concatenate(pieces), axis=0)
     totals = received[-1]
     noisy = totals > 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import check_count, check_key, check_name
+from ..base.errors import check_count, check_key, check_name, is_concrete
 from ..base.types import PRNGKey, State
 from .process import Process
 from .structure import MAX_DENSE, Elementwise, noise_kind
@@ -108,7 +108,11 @@ def unit_directions(y: State, only: tuple[int, ...] | None = None) -> Float[Arra
 def check_invertible(
     process: Process, shape: tuple[int, ...], *, what: str, remedy: str, at: float | None = None
 ) -> None:
-    """Refuse a process whose `g gᵀ` has no inverse, for something that divides by it."""
+    """Refuse a process whose `g gᵀ` has no inverse, for something that divides by it; noise that is traced has no
+    values to look at, and is taken as it is."""
+    with jax.ensure_compile_time_eval():
+        if not is_concrete(process.g(0.0)):
+            return
     for t in (0.5 * process.t1, process.t1) if at is None else (at,):
         if not is_invertible(process, shape, t):
             raise ValueError(

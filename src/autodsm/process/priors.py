@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive
+from ..base.errors import as_floating, check_callable, check_key, check_number, check_positive, check_shape
+from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey
 from .process import Process
 
@@ -271,7 +272,12 @@ def linear(matrix, diffusion, *, t1: float, offset=None, structure: str | None =
         raise ValueError(f"matrix has shape {shape}; A must be square, d×d.")
     if (found := jax.eval_shape(c, 0.0).shape) not in ((), shape[:1]):
         raise ValueError(f"offset has shape {found}; it must have one entry for each of the {shape[0]} rows of A.")
-    return Process(lambda y, t: a(t) @ y + c(t), diffusion, t1, structure=structure)
+
+    def drift(y, t):
+        check_shape(y, shape[:1], f"a process with a matrix of shape {shape}")
+        return a(t) @ y + c(t)
+
+    return Process(drift, diffusion, t1, structure=structure)
 
 
 def _function_of_time(name: str, value):
@@ -285,9 +291,8 @@ def beta_integral(beta: BetaLike, t) -> Array:
     """`∫_0^t β`: in closed form where the schedule has one, else by Gauss–Legendre quadrature on 16 panels."""
     if isinstance(beta, AbstractBeta):
         return beta.integral(t)
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    x = ((np.arange(16)[:, None] + 0.5 * (nodes + 1.0)) / 16.0).ravel()
-    w = np.tile(weights / 32.0, 16)
+    x = ((np.arange(16)[:, None] + NODES) / 16.0).ravel()
+    w = np.tile(WEIGHTS / 16.0, 16)
     t = jnp.asarray(t, float)
     return t * jnp.sum(w * jax.vmap(beta)(t * x))
 

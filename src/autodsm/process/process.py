@@ -97,7 +97,7 @@ class Process(eqx.Module):
     def f(self, y: State, t) -> State:
         """The drift at (y, t), in the precision of the state."""
         out = call("drift", self.drift, y, t)
-        _check_drift(out, y.shape)
+        check_returned("drift", out, y.shape)
         return jnp.asarray(out).astype(y.dtype)
 
     def noise_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -143,9 +143,9 @@ class Process(eqx.Module):
     def check(self, y: StateLike, t: ArrayLike = 0.0) -> None:
         """Refuse a state that does not fit: wrong shapes, or a drift that is not finite at it."""
         y, t = as_floating(y, "the state"), jnp.asarray(t, float)
-        shape = y.shape
+        shape = as_shape(y.shape)
         noise_kind(self._g_shape(), shape)
-        _check_drift(shape_of("drift", self.drift, jax.ShapeDtypeStruct(shape, y.dtype), t), shape)
+        check_returned("drift", shape_of("drift", self.drift, jax.ShapeDtypeStruct(shape, y.dtype), t), shape)
         if not is_concrete(y, t):
             return
         if not bool(jnp.all(jnp.isfinite(y))):
@@ -199,16 +199,6 @@ def check_process(process: object) -> None:
             "states are asked for."
         )
     raise TypeError(f"process={process!r} must be an autodsm.Process: Process(drift, diffusion, t1).")
-
-
-def _check_drift(out, shape: tuple[int, ...]) -> None:
-    """Refuse what a drift returned if it is not a real array of the state's shape."""
-    check_returned("drift", out, shape)
-    if jnp.issubdtype(jnp.result_type(out), jnp.complexfloating):
-        raise TypeError(
-            f"drift returned complex numbers for a real state of shape {shape}: imaginary parts would be lost. "
-            "Return a real array: stack real and imaginary parts along an axis."
-        )
 
 
 def _check_finite_noise(process: Process) -> None:

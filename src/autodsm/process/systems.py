@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..base.errors import check_count, check_key, check_number, check_positive
+from ..base.errors import check_count, check_key, check_number, check_positive, check_shape
 from .process import Process
 
 
@@ -118,6 +118,7 @@ def particles(
     pairs = np.eye(n)[first] - np.eye(n)[second]
 
     def drift(y, t):
+        check_shape(y, (n, 2), f"{n} particles")
         trap = a * jnp.stack([jnp.cos(np.pi * omega * t), jnp.sin(np.pi * omega * t)])
         pull = 4.0 * strength * (trap - y) * jnp.sum((y - trap) ** 2, axis=-1, keepdims=True)
         differences = jnp.asarray(pairs, y.dtype)
@@ -143,6 +144,7 @@ def harmonic_particles(
         return a * jnp.stack([jnp.cos(omega * t), jnp.sin(omega * t)])
 
     def drift(y, t):
+        check_shape(y, (n, 2), f"{n} particles")
         return trap(t) - 0.5 * y - 0.5 * jnp.mean(y, axis=0)
 
     with jax.ensure_compile_time_eval():

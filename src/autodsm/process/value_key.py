@@ -13,6 +13,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ..base.errors import is_concrete
+from .process import Process
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of Python functions beside their traced bodies, e.g. a custom derivative
 
@@ -34,6 +35,14 @@ def array_key(value) -> str:
     """The key of an array."""
     value = np.asarray(value)
     return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+
+
+def process_key(process: Process, shape: tuple[int, ...]) -> tuple | None:
+    """The key of a process for states of this shape; None where that of its drift or noise is None."""
+    state, time = jax.ShapeDtypeStruct(shape, float), jax.ShapeDtypeStruct((), float)
+    drift = value_key(process.f, (state, time))
+    noise = array_key(process.diffusion) if process.constant_noise else value_key(process.g, (time,))
+    return None if drift is None or noise is None else (drift, noise, process.t1)
 
 
 def _constants(jaxpr, consts):

@@ -31,7 +31,7 @@ from ..exact.grid1d import Transitions, transition_1d
 from ..process.clock import Clock
 from ..process.process import Process
 from ..process.structure import expand_noise
-from ..process.value_key import array_key, value_key
+from ..process.value_key import process_key
 from .laws import MAX_LAWS, Laws, Starts, find_laws, spans_of
 from .spans import Span
 
@@ -89,11 +89,11 @@ def place_of(share, separable: bool, np=np):
 def find_tables(process: Process, shape: tuple[int, ...], starts: Starts, *, clock: Clock) -> Tables | str:
     """The tables of a process, built or remembered; or why they cannot be had."""
     with jax.ensure_compile_time_eval(), double_precision():
-        key = _key(process, shape)
+        key = process_key(process, shape)
         # A range that was given is the same for all laws, which need not be known to find its tables.
         laws = None if starts.x is None else find_laws(process, shape, starts)
         spans = spans_of(laws, starts, clock)
-        at = (key, shape, spans, process.t1)
+        at = (key, shape, spans)
         if key is None or at not in _cache:
             laws = find_laws(process, shape, starts) if laws is None else laws
             _cache[at] = _build(process, shape, laws, spans, clock)
@@ -112,14 +112,6 @@ class _Scalar(NamedTuple):
     noise: Callable
     total: float
     span: Span
-
-
-def _key(process: Process, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Drift and noise by value, in double precision; None when they cannot be told by it."""
-    state, time = jax.ShapeDtypeStruct(shape, float), jax.ShapeDtypeStruct((), float)
-    drift = value_key(process.f, (state, time))
-    noise = array_key(process.diffusion) if process.constant_noise else value_key(process.g, (time,))
-    return None if drift is None or noise is None else (drift, noise)
 
 
 def _build(process: Process, shape: tuple[int, ...], laws: Laws, spans: tuple[Span, ...], clock: Clock) -> Tables | str:

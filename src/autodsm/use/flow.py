@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from ..base.calls import check_returned, shape_of
 from ..base.errors import as_floating, check_callable, check_positive, is_concrete
+from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey, State, StateLike
 from ..process.noise import apply_Q, trace_directions
 from ..process.process import Process, check_process
@@ -29,7 +30,6 @@ _LOST = (
     "the flow is not finite: the score is not, or the drift or the score is too steep for so small a tol. Without jit "
     "and vmap the error names the time. Take a larger tol, or times that keep away from where the score is singular."
 )
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 class Flow(NamedTuple):
@@ -41,6 +41,7 @@ class Flow(NamedTuple):
 
 def velocity(process: Process, score: Callable, y: State, t) -> State:
     """`v = f − ½ Q s` at one state."""
+    check_process(process)
     check_callable("score", score, "score(y, t)")
     return process.f(y, t) - 0.5 * apply_Q(process, t, score(y, t)).astype(y.dtype)
 
@@ -133,9 +134,9 @@ def _units(process: Process, y0: State, earliest: Array) -> State:
     coordinate is and what the drift makes of the noise of the others."""
 
     def received(end):
-        times = 0.5 * end * (1.0 + jnp.asarray(_NODES, y0.dtype))
+        times = end * jnp.asarray(NODES, y0.dtype)
         rates = jax.vmap(lambda t: jnp.broadcast_to(_noise_rates(process, t, y0), y0.shape))(times)
-        return 0.5 * end * jnp.tensordot(jnp.asarray(_WEIGHTS, y0.dtype), rates, 1)
+        return end * jnp.tensordot(jnp.asarray(WEIGHTS, y0.dtype), rates, 1)
 
     early = jnp.maximum(earliest, _EARLY * process.t1).astype(y0.dtype)
     noise = jnp.sqrt(jnp.maximum(received(early), _LEAST**2 * received(jnp.asarray(process.t1, y0.dtype))))

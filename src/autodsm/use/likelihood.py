@@ -6,7 +6,6 @@ density. Automatic differentiation misses the delta in the divergence of a drift
 """
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,23 +21,29 @@ from ..process.clock import EARLIEST
 from ..process.jumps import Jump, find_jump, is_known
 from ..process.priors import check_log_prob, draw_prior, prior_shape
 from ..process.process import Process, check_process
+from ..process.value_key import array_key, process_key
 from .flow import flow_with_density, refuse_lost
 
-_jumps_near: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-"""drift -> {shape: its jump or None}: a probe takes about a second, and likelihoods are called often."""
+_known: dict[tuple, Jump | None] = {}
+"""By process and probe states: a probe takes about a second, and likelihoods are called often."""
+_KEPT = 64
 
 
 def jump_near(process: Process, prior, shape: tuple[int, ...]) -> Jump | None:
     """A jump of the drift where the prior lies, as far as probes show."""
-    known = _jumps_near.setdefault(process.drift, {}) if process.drift.__hash__ else {}
-    if shape not in known:
-        with jax.ensure_compile_time_eval():
-            if callable(getattr(prior, "sample", None)):
-                states = np.asarray(draw_prior(prior, 64, shape, key=jax.random.key(0)))
-            else:  # as far as noise carries a state from zero
-                states = np.zeros((2, *shape))
-        known[shape] = find_jump(process, states)
-    return known[shape]
+    with jax.ensure_compile_time_eval():
+        if callable(getattr(prior, "sample", None)):
+            states = np.asarray(draw_prior(prior, 64, shape, key=jax.random.key(0)))
+        else:  # as far as noise carries a state from zero
+            states = np.zeros((2, *shape))
+        key, place = process_key(process, shape), array_key(states)
+        if key is None:
+            return find_jump(process, states)
+        if (key, place) not in _known:
+            _known[key, place] = find_jump(process, states)
+            if len(_known) > _KEPT:
+                del _known[next(iter(_known))]
+        return _known[key, place]
 
 
 def log_likelihood(
