@@ -36,7 +36,7 @@ from ..base.modules import replace
 from ..base.types import PRNGKey, State
 from ..kernels.schedule import ScheduledPairs
 from ..paths.initial import LOOK, initial_states
-from ..paths.schemes import four_point, signs
+from ..paths.schemes import four_point, kutta, signs
 from ..process.clock import Clock
 from ..process.noise import check_invertible
 from ..process.process import Process
@@ -212,7 +212,7 @@ class Pathwise(AbstractTarget):
         f = self.process.f
 
         def phi(y):
-            return _kutta(f, y, a, b - a)
+            return kutta(f, y, a, b - a)
 
         structure = self.process.structure_for(y.shape)
         if isinstance(structure, Elementwise):
@@ -236,16 +236,8 @@ class Pathwise(AbstractTarget):
             change_of_weight, slope = jax.grad(change, has_aux=True)(pair[0])
             return slope, change_of_weight
 
-        y, Z = _kutta(rates, (y, Z), a, b - a)
+        y, Z = kutta(rates, (y, Z), a, b - a)
         return Weighted(y, Z, omega)
-
-
-def _kutta(rate, y, t, h):
-    """A step h by Kutta's method of order three, of an array or of several."""
-    first = rate(y, t)
-    second = rate(jax.tree.map(lambda y, a: y + 0.5 * h * a, y, first), t + 0.5 * h)
-    third = rate(jax.tree.map(lambda y, a, b: y + h * (2.0 * b - a), y, first, second), t + h)
-    return jax.tree.map(lambda y, a, b, c: y + h / 6.0 * (a + 4.0 * b + c), y, first, second, third)
 
 
 def _per_state(value: Float[Array, " k"], like: Array) -> Array:
