@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles import linear_moments
 
 import autodsm as ad
 from autodsm.base.modules import replace
-from autodsm.targets import Kinetic, Paths, kinetic
-from autodsm.targets.kinetic import Kinds, kinetic_problem
+from autodsm.targets import Kinetic, Paths, kinetic, shifts
+from autodsm.targets.kinetic import kinetic_problem
 from autodsm.targets.pilot import Pilot
+from autodsm.targets.shifts import Kinds
 from batches import in_batches
+from oracles import linear_moments
 
 N = 50_000
 
@@ -149,7 +150,7 @@ def straight(cov, goal, F, K, i):
     return jnp.linalg.inv(cov[i]) @ goal[..., -cov.shape[-1] :, :] / len(cov)
 
 
-STEERED, APPLIED = kinetic._steered, kinetic._applied
+STEERED, APPLIED = shifts._steered, shifts._applied
 WRONG = {
     "a missing divergence": {"_steered": without_divergence},
     "an end whose x-part is not zero": {"_steered": not_steered, "_plan": straight},
@@ -161,7 +162,7 @@ WRONG = {
 def test_wrong_targets_are_noticed(what, monkeypatch):
     process, shape = SYSTEMS["fast"]
     for name, wrong in WRONG[what].items():
-        monkeypatch.setattr(kinetic, name, wrong)
+        monkeypatch.setattr(shifts, name, wrong)
     draw = drawn(target_for(process, count=2), shape, [0.3, 2.9])
     assert np.abs(z_scores(process, shape, draw)).max() > 6
 
@@ -180,7 +181,7 @@ def test_linear_targets_are_the_score_of_the_chain(x64):
     knots = jnp.linspace(0.4, 1.3, 9)
     xi = jax.random.normal(jax.random.key(0), (200, 17, 2))
     kinds = Kinds(np.array([0]), np.array([1]))
-    y, s, _ = jax.vmap(lambda z: kinetic._follow(constant, kinds, jnp.array([0.3, -0.4]), knots, z))(xi)
+    y, s, _ = jax.vmap(lambda z: shifts.follow(constant, kinds, jnp.array([0.3, -0.4]), knots, z))(xi)
     y, s = np.asarray(y), np.asarray(s)
     design = np.column_stack([y, np.ones(len(y))])
     slope, *_ = np.linalg.lstsq(design, s[:, 1])
