@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for editors and checkers of types; what runs is the table b
     from .learn.fit import fit
     from .learn.ism import ISM
     from .learn.model import Model
-    from .learn.objective import DSM, LocalDSM, PathwiseDSM, TabulatedDSM
+    from .learn.objective import DSM, KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
     from .paths.simulate import simulate
     from .process import priors, systems
     from .process.clock import Clock
@@ -58,6 +58,7 @@ __all__ = [
     "Gaussian",
     "InverseBeta",
     "KLBound",
+    "KineticDSM",
     "LinearBeta",
     "LocalDSM",
     "Model",
@@ -111,6 +112,7 @@ _HOMES = {
     "Gaussian": "kernels.gaussian:Gaussian",
     "InverseBeta": "process.priors:InverseBeta",
     "KLBound": "kernels.schedule:KLBound",
+    "KineticDSM": "learn.objective:KineticDSM",
     "LinearBeta": "process.priors:LinearBeta",
     "LocalDSM": "learn.objective:LocalDSM",
     "Model": "learn.model:Model",

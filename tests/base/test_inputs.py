@@ -59,6 +59,7 @@ def products(**given):
         lambda p: ad.linearize(p, jnp.zeros(2), 0.1),
         ad.LocalDSM,
         ad.PathwiseDSM,
+        ad.KineticDSM,
         lambda p: ad.TabulatedDSM(p, (-1.0, 1.0)),
         ad.ISM,
         lambda p: exact(process=p),

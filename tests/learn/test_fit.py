@@ -20,7 +20,7 @@ from autodsm.network import MLP, Score, TimeFeatures
 from autodsm.process.probes import is_linear
 from autodsm.run.checkpoint import Checkpoints
 from autodsm.run.config import describe
-from autodsm.targets import Adapted, Local, Paths, Tabulated
+from autodsm.targets import Adapted, Kinetic, Local, Paths, Tabulated
 from autodsm.targets.marginals import POINTS, Marginals
 from autodsm.targets.pilot import Pilot
 from oracles import linear_moments
@@ -252,7 +252,8 @@ RING = (0.5 * np.eye(20, k=1) - np.eye(20)).astype(np.float32)
         (WELL, (3,), "tabulated"),
         (ad.Process(lambda y, t: MATRIX @ jnp.tanh(y), 1.0, 1.0), (2,), Adapted),
         (ad.Process(lambda y, t: RING @ y, 1.0, 1.0), (20,), Adapted),
-        (ad.systems.swimmer().process, (2,), Local),
+        (ad.systems.swimmer().process, (2,), Kinetic),
+        (ad.Process(lambda y, t: jnp.stack([y[1], jnp.sin(y[2]), -y[2]]), np.array([0.0, 0.0, 1.0]), 1.0), (3,), Local),
         (ad.Process(lambda y, t: -(y**3), np.array([0.0, 1.0]), 1.0), (2,), Local),
     ],
 )
@@ -592,7 +593,8 @@ UNIT_CASES = {
     "TabulatedDSM": (ad.Process(lambda y, t: -jnp.tanh(y), 0.7, 2.0), two),
     "PathwiseDSM": (ad.Process(lambda y, t: y - y**3 + 0.5 * (y[::-1] - y), 0.7, 2.0), two),
     "DSM from s = 0": (ad.Process(lambda y, t: -jnp.array([[1.0, 0.5], [0.2, 2.0]]) @ y, 0.7, 2.0), two),
-    "LocalDSM": ad.systems.swimmer()[:2],
+    "KineticDSM": ad.systems.swimmer()[:2],
+    "LocalDSM": (ad.Process(lambda y, t: -(y**3), np.array([0.0, 0.7]), 1.0), two),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-ObjectiveName = Literal["auto", "dsm", "local", "pathwise", "tabulated", "ism"]
+ObjectiveName = Literal["auto", "dsm", "local", "pathwise", "kinetic", "tabulated", "ism"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..paths.initial import LOOK, initial_states
 from ..process.noise import is_invertible
 from ..process.process import Process
 from ..process.structure import Blocks, Elementwise, noise_kind
-from ..targets import Adapted, Local, Paths, Tabulated
+from ..targets import Adapted, Kinetic, Local, Paths, Tabulated
 from .arguments import Options
 from .problems import Problem
 
@@ -80,6 +80,8 @@ def _states(objective) -> str:
     text = f"from paths of {paths.steps} steps, the first of them short" if paths else "as the objective draws them"
     if isinstance(target, Adapted) and target.profile is not None:
         text += f"; {target.profile.kind} weights" + ", from the score of the start" * target.profile.known
+    if isinstance(target, Kinetic) and target.window is not None:
+        text += f"; windows of {float(target.window):.3g} of the process' time, in {target.window_steps} steps"
     if isinstance(target, Local) and isinstance(target.schedule, ScheduledPairs):
         text += f"; kernels over λ = {float(target.schedule.lam):.3g}"
     return text

@@ -16,7 +16,7 @@ from ..kernels.schedule import FromZero
 from ..learn.fit import fit, set_up
 from ..learn.ism import ISM
 from ..learn.model import Model
-from ..learn.objective import LocalDSM, PathwiseDSM, TabulatedDSM
+from ..learn.objective import KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from ..process.process import Process
 from ..run.folder import RunFolder, locked, read_numbers
 from .arguments import Options
@@ -28,6 +28,7 @@ _USES = {
     "dsm": {"weighting", "variance_reduction"},
     "local": {"lam", "weighting", "variance_reduction"},
     "pathwise": {"profile", "weighting"},
+    "kinetic": {"weighting"},
     "tabulated": {"weighting", "variance_reduction"},
     "ism": {"divergence"},
 }
@@ -47,7 +48,13 @@ def build_objective(process: Process, options: Options):
         )
     if options.objective == "dsm":
         return LocalDSM(process, schedule=FromZero(), **given)
-    builders = {"local": LocalDSM, "pathwise": PathwiseDSM, "tabulated": TabulatedDSM, "ism": ISM}
+    builders = {
+        "local": LocalDSM,
+        "pathwise": PathwiseDSM,
+        "kinetic": KineticDSM,
+        "tabulated": TabulatedDSM,
+        "ism": ISM,
+    }
     return None if options.objective == "auto" else builders[options.objective](process, **given)
 
 

@@ -22,11 +22,12 @@ from ..process.priors import score_of
 from ..process.probes import is_linear
 from ..process.process import Process
 from ..process.structure import Elementwise
-from ..targets import Adapted, Paths, Tabulated
+from ..targets import Adapted, Kinetic, Paths, Tabulated
+from ..targets.kinetic import kinetic_problem
 from ..targets.marginals import Marginals
 from ..targets.pilot import Pilot
 from ..use.prior_check import prior_mismatch
-from .objective import DSM, AbstractObjective, LocalDSM, PathwiseDSM
+from .objective import DSM, AbstractObjective, KineticDSM, LocalDSM, PathwiseDSM
 
 MAX_LINEAR = 4
 """Largest number of coordinates coupled to each other for which a linear process gets the exact kernel from s = 0."""
@@ -119,7 +120,10 @@ def _jumping(pilot: Pilot):
 
 def _degenerate(pilot: Pilot):
     if not all(is_invertible(pilot.process, pilot.shape, share * pilot.process.t1) for share in (0.5, 1.0)):
-        return LocalDSM(pilot.process), "LocalDSM, antithetic pairs: noise enters only some coordinates"
+        if (problem := kinetic_problem(pilot)) is not None:
+            return LocalDSM(pilot.process), f"LocalDSM, antithetic pairs: {problem}"
+        reason = "KineticDSM: noise enters some coordinates, and reaches the others through one derivative"
+        return KineticDSM(pilot.process), reason
     return None
 
 
@@ -139,7 +143,7 @@ def _coupled(pilot: Pilot):
 CHOICES = (
     Choice("a linear drift that couples few coordinates", "DSM from s = 0, exact", _linear),
     Choice("a drift that jumps, such as sign(y)", "LocalDSM: no derivative of the jump", _jumping),
-    Choice("noise in some coordinates only", "LocalDSM with antithetic pairs", _degenerate),
+    Choice("noise in some coordinates only", "KineticDSM; LocalDSM where it reaches others indirectly", _degenerate),
     Choice("a drift of each coordinate alone", "TabulatedDSM, exact; PathwiseDSM where no table fits", _elementwise),
     Choice("a coupled drift, invertible noise", "PathwiseDSM, no linearization", _coupled),
 )
@@ -173,8 +177,10 @@ def make_plan(
         objective, reason = choose_objective(pilot)
     else:
         reason = f"{type(objective).__name__}, as given"
-        if isinstance(getattr(objective, "target", None), Adapted) and pilot.jump is not None:
-            raise ValueError(f"PathwiseDSM derives the drift along a path, and {pilot.jump}. Use LocalDSM(process).")
+        target = getattr(objective, "target", None)
+        if isinstance(target, Adapted | Kinetic) and pilot.jump is not None:
+            name = "KineticDSM" if isinstance(target, Kinetic) else "PathwiseDSM"
+            raise ValueError(f"{name} derives the drift along a path, and {pilot.jump}. Use LocalDSM(process).")
     objective = objective.prepare_by(pilot, batch_size)
     if (problem := objective.covers(pilot.x if callable(y0) else y0)) is not None:
         raise ValueError(problem)

@@ -32,7 +32,7 @@ from ..network.shape import check_one
 from ..process.clock import Clock, TimeLaw
 from ..process.noise import divergence, inner, noisy, squared
 from ..process.process import Process, check_process
-from ..targets import AbstractForward, AbstractTarget, Adapted, Draw, Local, Paths, Tabulated
+from ..targets import AbstractForward, AbstractTarget, Adapted, Draw, Kinetic, Local, Paths, Tabulated
 from ..targets.pilot import Pilot
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
@@ -117,7 +117,7 @@ class AbstractObjective(eqx.Module):
 
 
 class DSM(AbstractObjective):
-    """Denoising score matching of any target. `LocalDSM`, `PathwiseDSM`, `TabulatedDSM` build it.
+    """Denoising score matching of any target. `LocalDSM`, `PathwiseDSM`, `KineticDSM`, `TabulatedDSM` build it.
 
     objective = DSM(process, target, weighting="perceptual")
     loss = objective(score, x, key=key)
@@ -306,6 +306,29 @@ def PathwiseDSM(
         clock=clock,
     )
     return DSM(process, target, weighting=weighting, pairs_per_path=pairs_per_path, clock=clock, **options)
+
+
+@suggest_options("prior", "times", "t0", "pairs_per_path")
+def KineticDSM(
+    process: Process,
+    window: float | None = None,
+    *,
+    weighting: str = "perceptual",
+    steps: int | None = None,
+    **options,
+) -> DSM:
+    """Score matching for noise in some coordinates only, which reaches the others through one derivative: positions and
+    velocities, for example. No linearization, small variance.
+
+        objective = KineticDSM(process)
+
+    `window`, a share of the process' time (default: chosen by `prepare`, where noise is least), changes the target's
+    variance, never its mean. `steps`: of the simulated path to the window's start. See `targets.Kinetic`.
+    """
+    check_process(process)
+    clock = Clock(process)
+    target = Kinetic(process, Paths(process, steps, clock=clock), window=window, clock=clock)
+    return DSM(process, target, weighting=weighting, clock=clock, **options)
 
 
 @suggest_options("prior", "times", "t0", "pairs_per_path")

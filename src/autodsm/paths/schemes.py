@@ -41,6 +41,14 @@ def heun(process: Process, y: State, f: State, t, h, dw: Array) -> State:
     return y + 0.5 * h * (f + process.f(y + h * f + noise, t + h)) + noise
 
 
+def kutta(rate: Callable, y: State, t, h) -> State:
+    """A step h of `y' = rate(y, t)`, by Kutta's method of order three."""
+    first = rate(y, t)
+    second = rate(y + 0.5 * h * first, t + 0.5 * h)
+    third = rate(y + h * (2.0 * second - first), t + h)
+    return y + h / 6.0 * (first + 4.0 * second + third)
+
+
 ENDS, MIDDLE = 1 / 6, 4 / 6
 """Shares of the noise of a step by splitting: at either end of it, and in its middle; half of the drift is between. The
 step is of weak order two, as Strang's splitting is. For a linear drift its variance is Simpson's rule for

@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from ..base.linalg import inverse_and_log_det
 from ..base.types import State
-from ..paths.schemes import ENDS, MIDDLE
+from ..paths.schemes import ENDS, MIDDLE, kutta
 from ..process.process import Process
 from ..process.structure import expand_noise, noise_kind
 
@@ -73,11 +73,3 @@ class Piece(NamedTuple):
         both, middle = self.before + self.h, self.a + 0.5 * self.h
         between = self.a + 0.5 * (self.h**2 - self.before**2) / both
         return Kick(between, ENDS * both), Kick(middle, MIDDLE * self.h), Kick(middle, ENDS * self.h)
-
-
-def kutta(rate: Callable, y: State, t, h) -> State:
-    """A step h of `y' = rate(y, t)`, by Kutta's method of order three."""
-    first = rate(y, t)
-    second = rate(y + 0.5 * h * first, t + 0.5 * h)
-    third = rate(y + h * (2.0 * second - first), t + h)
-    return y + h / 6.0 * (first + 4.0 * second + third)
