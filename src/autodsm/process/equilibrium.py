@@ -32,8 +32,10 @@ class EquilibriumScore(eqx.Module):
         self.process, self.inverse = process, None
         with jax.ensure_compile_time_eval():
             if noise_kind(process.g(0.0).shape, shape) == "matrix":
-                covariance = process.structure_for(shape).noise_cov(process.g(0.0))
-                self.inverse = jnp.asarray(np.linalg.inv(np.asarray(covariance, float)), float)
+                Q = np.asarray(process.structure_for(shape).noise_cov(process.g(0.0)), float)
+                units = np.sqrt(np.diagonal(Q, axis1=-2, axis2=-1))
+                units = units[..., :, None] * units[..., None, :]
+                self.inverse = jnp.asarray(np.linalg.inv(Q / units) / units, float)
 
     def __call__(self, y: State) -> State:
         f = self.process.f(y, 0.0)
@@ -52,7 +54,7 @@ def equilibrium_score(process: Process, states: np.ndarray) -> EquilibriumScore 
         return "noise enters only some directions"
     found, size = _asymmetry(process, states)
     if not np.isfinite(found + size):
-        return "the derivative of the drift is not finite at some state"
+        return "the drift or its derivative is not finite at some state"
     if size == 0:
         return "the drift does not depend on the state"
     if found > ASYMMETRY * size:
@@ -69,7 +71,8 @@ def _asymmetry(process: Process, states: np.ndarray) -> tuple[float, float]:
         v, w = (process.diffuse(0.0, x, shape) for x in (z, u))
 
         def along(x):
-            return solve_Q(process, 0.0, jax.jvp(lambda y: process.f(y, 0.0), (y,), (x,))[1])
+            f, slope = jax.jvp(lambda y: process.f(y, 0.0), (y,), (x,))
+            return solve_Q(process, 0.0, jnp.where(jnp.all(jnp.isfinite(f)), slope, jnp.nan))
 
         return jnp.sum(w * along(v)), jnp.sum(v * along(w))
 

@@ -133,5 +133,6 @@ def is_invertible(process: Process, shape: tuple[int, ...], t: float) -> bool:
     with jax.ensure_compile_time_eval():
         g = np.asarray(process.g(t), float)
     if noise_kind(g.shape, shape) == "matrix":
-        return bool(np.linalg.matrix_rank(g) == g.shape[0])
+        lengths = np.linalg.norm(g, axis=1, keepdims=True)  # coordinates may have different units
+        return bool(np.all(lengths > 0) and np.linalg.matrix_rank(g / lengths) == g.shape[0])
     return bool(np.all(g != 0))

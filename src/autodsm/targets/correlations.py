@@ -41,7 +41,7 @@ class Full(eqx.Module):
 
     table: Float[Array, "points d d"]
 
-    def __call__(self, left: Array, part: Array, z: Float[Array, " d"]) -> Float[Array, " d"]:
+    def __call__(self, left, part, z: Float[Array, " d"]) -> Float[Array, " d"]:
         """`W z`, W between the points `left` and `left + 1`."""
         # A sum of products is compiled into one loop that reads the tables; a matrix product would copy them first.
         matrix = (1 - part) * self.table[left] + part * self.table[left + 1]
@@ -54,7 +54,7 @@ class LowRank(eqx.Module):
     diagonal: Float[Array, "points d"]
     factor: Float[Array, "points d rank"]
 
-    def __call__(self, left: Array, part: Array, z: Float[Array, " d"]) -> Float[Array, " d"]:
+    def __call__(self, left, part, z: Float[Array, " d"]) -> Float[Array, " d"]:
         """`W z`, W between the points `left` and `left + 1`."""
 
         def product(point):

@@ -34,6 +34,7 @@ FLOOR = 1e-3
 """Smallest deviation of a coordinate, as a share of its largest: one of zero has no inverse."""
 ROUNDING = 16
 """Deviations below so many roundings of a coordinate's mean are taken for rounding."""
+_HALVED = 4  # states, at least: correlations of one half are tried on the other
 KEPT = 1 << 24
 """Numbers in all states that correlations are taken from, at most: 64 MB."""
 
@@ -106,7 +107,7 @@ class Marginals(eqx.Module):
         largest = np.where(constant, np.where(size > 0, size, 1.0), largest)
         std = np.maximum(std, FLOOR * largest)
         inverse = None
-        if kept and seen > 1:
+        if kept and seen >= _HALVED:
             states = np.concatenate(kept)
             inverse = invert_correlations(
                 ((states[:, i] - mean[i]) / std[i]).reshape(len(states), d) for i in range(POINTS)
