@@ -558,6 +558,65 @@ def test_linear_processes_get_kernels_of_few_coordinates_only():
     assert "from s = 0" in choose_objective(Pilot(few.process, few.y0, key=KEY))[1]
 
 
+# The stationary score of the drift
+
+
+def test_the_default_network_uses_the_drift_where_it_tells_the_stationary_score():
+    """And is held where the training of the objective starts."""
+    options = dict(key=jax.random.key(0), width=8, depth=1, batch_size=64, steps=3)
+    setup = set_up(OU, normal, objective=ad.LocalDSM(OU, schedule=ad.FromZero(), t0=0.02), **options)
+    network = setup.network
+    np.testing.assert_allclose(network.relaxation.stationary.value(jnp.array([0.3])), -0.6, rtol=1e-6)
+    assert network.t0 == 0.02
+    assert set_up(OU, normal, drift_basis=False, **options).network.relaxation is None
+    turned = ad.Process(lambda y, t: -(1.0 + t) * y, 1.0, 1.0)
+    assert set_up(turned, normal, **options).network.relaxation is None
+    with pytest.raises(ValueError, match=r"drift_basis=True needs a drift .* depends on time"):
+        set_up(turned, normal, drift_basis=True, **options)
+    with pytest.raises(ValueError, match="that of the given prior"):
+        set_up(OU, normal, prior=dist.Normal(0.0, np.sqrt(0.5)), drift_basis=True, **options)
+
+
+def test_a_score_that_is_held_where_it_is_trained_is_refused():
+    with pytest.raises(ValueError, match=r"held before t0=0.001, and the objective trains it from t0=1e-05"):
+        set_up(OU, normal, **{k: v for k, v in arguments().items() if k in ("key", "network")},
+               objective=ad.LocalDSM(OU, schedule=ad.FromZero(), t0=1e-5))  # fmt: skip
+
+
+class Known(Local):
+    """The exact score of OU from N(0, ¼) or of `dy = y dt + dw` from there, at states that it has."""
+
+    def draw(self, x, times, *, key):
+        found = super().draw(x, times, key=key)
+        rate = self.process.f(jnp.ones_like(x), 0.0)[0]
+        variance = 0.25 * jnp.exp(2.0 * rate * times) + jnp.expm1(2.0 * rate * times) / (2.0 * rate)
+        return found._replace(score=-found.y / variance.reshape(-1, *(1 for _ in found.y.shape[1:])))
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1.0])
+def test_the_drift_as_a_base_does_no_harm(rate):
+    """A base that is exact already, towards equilibrium and away from it: the gain may not make the score worse."""
+    process = ad.Process(lambda y, t: rate * y, 1.0, 1.0)
+    std = np.sqrt(0.25 * np.exp(2 * rate * SHARES) + np.expm1(2 * rate * SHARES) / (2 * rate))
+    marginals = Marginals(jnp.zeros((POINTS, 2)), jnp.asarray(np.outer(std, np.ones(2)), float), 1.0)
+    target = Known(process, ad.FromZero(), Paths(process, 8))
+    errors = {}
+    for basis in (True, False):
+        network = default_network(
+            process, (2,), marginals, None, key=jax.random.key(1), width=16, depth=1, drift_basis=basis
+        )
+        options = dict(objective=ad.DSM(process, target), network=network, steps=400, progress=False, ema=0.98)
+        model = ad.fit(process, lambda key, n: 0.5 * jax.random.normal(key, (n, 2)), key=jax.random.key(0), **options)
+        found = []
+        for t in (0.01, 0.1, 0.4, 1.0):
+            var = 0.25 * np.exp(2 * rate * t) + np.expm1(2 * rate * t) / (2 * rate)
+            y = np.sqrt(var) * np.random.default_rng(0).normal(size=(2000, 2))
+            found.append(error(model.score, t, y, -y / var))
+        errors[basis] = found
+    assert np.max(errors[True]) < 1e-3
+    assert np.mean(errors[True]) < 2 * np.mean(errors[False]) + 1e-5
+
+
 # Units: a change of them changes nothing but numbers
 
 

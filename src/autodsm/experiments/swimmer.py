@@ -209,7 +209,7 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
     title += f"and the step, of {marks}, at which it is within its floor at nine of ten times, for each seed"
     grids: list[str | Grid] = [
         Grid(title, [*columns, "steps to the floor", "seconds of training"], rows),
-        _velocity_errors(numbers, shown),
+        *_velocity_errors(numbers, shown),
         _moments_at_last(numbers),
     ]
     if set(methods) != set(METHODS):
@@ -243,12 +243,15 @@ _LOST = 0.5
 """A score with a larger relative error is nearer to a score of zero, off by 1, than to the exact one."""
 
 
-def _velocity_errors(numbers: dict, shown: list[int]) -> Grid:
+def _velocity_errors(numbers: dict, shown: list[int]) -> list[Grid]:
+    """At most one; numbers of earlier versions have none."""
     rows = []
     for name, found in numbers["methods"].items():
-        rows.append([name, *row_of({key: [found["velocity"][key][i] for i in shown] for key in ("value", "stderr")})])
+        if "velocity" in found:
+            error = {key: [found["velocity"][key][i] for i in shown] for key in ("value", "stderr")}
+            rows.append([name, *row_of(error)])
     title = "Relative velocity error E|v_θ − v|² / E|v|², v = f − ½ Q s, of both coordinates"
-    return Grid(title, ["objective", *(f"t = {t:g}" for t in SHOWN)], rows)
+    return [Grid(title, ["objective", *(f"t = {t:g}" for t in SHOWN)], rows)] if rows else []
 
 
 def _moments_at_last(numbers: dict) -> Grid:

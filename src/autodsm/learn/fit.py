@@ -171,8 +171,8 @@ def fit(
     - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
     - `steps` (5000), `batch_size` (1024): evaluations of the network in a step.
     - `learning_rate` (3e-3): peak of the default optimizer's; `ema` (0.999): decay of the averaged weights.
-    - `drift_basis`: whether the default network uses the stationary score `2 Q⁻¹ f`, by default where there is one; True
-      for an error where there is none.
+    - `drift_basis`: whether the default network uses the stationary score `2 Q⁻¹ f`, by default where there is one;
+      with True it is an error that there is none.
     - `width` (256), `depth` (3), `activation` ("gelu"): of the default network. For images, states (channels, height,
       width), that is a U-Net, whose `width` are its channels (128).
     """
