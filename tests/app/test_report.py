@@ -314,6 +314,11 @@ def test_score_error_is_the_metric():
         assert value == pytest.approx(ad.metrics.relative_score_error(score, exact, z, t).value, rel=1e-4)
     assert found[0] == pytest.approx((0.1 / 1.5) ** 2, rel=1e-3)
 
+    process = ad.Process(lambda y, t: -(1 + t) * y, np.array([0.8, 1.2]), 1.0)
+    moving = np.asarray(ScoreError.at(y, truth, times).of_velocity(process, score))
+    for value, z, t in zip(moving, y, times, strict=True):
+        assert value == pytest.approx(ad.metrics.relative_velocity_error(process, score, exact, z, t).value, rel=1e-4)
+
     truth[..., 0] = np.nan  # a coordinate that is not compared
     truth[1, 7] = np.nan  # a path that is not
     error = ScoreError.at(y, truth, times)

@@ -21,7 +21,7 @@ from autodsm.process.probes import is_linear
 from autodsm.run.checkpoint import Checkpoints
 from autodsm.run.config import describe
 from autodsm.targets import Adapted, Kinetic, Local, Paths, Tabulated
-from autodsm.targets.marginals import POINTS, Marginals
+from autodsm.targets.marginals import POINTS, SHARES, Marginals
 from autodsm.targets.pilot import Pilot
 from oracles import linear_moments
 
@@ -381,9 +381,10 @@ def test_the_score_of_a_double_well():
 def test_a_frame_that_is_off_is_mended_in_all_of_many_coordinates():
     """Deviations a tenth too large in each of a hundred coordinates: much for a network, one number for the gain."""
     d = 100
-    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * np.linspace(0.0, 1.0, POINTS)))
+    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * SHARES))
     marginals = Marginals(jnp.zeros((POINTS, d)), jnp.asarray(np.outer(1.1 * std, np.ones(d)), float), 1.0)
-    network = default_network(OU, (d,), marginals, None, key=jax.random.key(1), width=64, depth=2)
+    options = dict(width=64, depth=2, drift_basis=False)
+    network = default_network(OU, (d,), marginals, None, key=jax.random.key(1), **options)
     options = dict(objective=ad.LocalDSM(OU, schedule=ad.FromZero()), network=network, batch_size=128, progress=False)
     model = ad.fit(OU, lambda key, n: 0.5 * jax.random.normal(key, (n, d)), key=jax.random.key(0), steps=400, **options)
     for t in (0.1, 0.4, 1.0):
@@ -395,14 +396,14 @@ def test_a_frame_that_is_off_is_mended_in_all_of_many_coordinates():
 
 def test_the_mean_of_a_frame_follows_curves(x64):
     """A cubic exactly; a circle up to the remainder of a cubic through four points at distances h, ω⁴h⁴/24."""
-    grid = np.linspace(0.0, 5.0, POINTS)
+    grid = 5.0 * SHARES
     known = [lambda t: 1.0 - 2.0 * t + 3.0 * t**2 - t**3, lambda t: np.cos(np.pi * t), lambda t: np.sin(np.pi * t)]
     mean = jnp.asarray(np.stack([f(grid) for f in known], axis=1))
     marginals = Marginals(mean, jnp.ones((POINTS, 3)), 5.0)
     times = np.concatenate([np.random.default_rng(0).uniform(0.0, 5.0, 200), [0.0, 0.01, 4.99, 5.0]])
     found = np.asarray(jax.vmap(lambda t: marginals.at(t)[0])(jnp.asarray(times)))
-    np.testing.assert_allclose(found[:, 0], known[0](times), rtol=1e-12, atol=1e-12)
-    remainder = (np.pi * grid[1]) ** 4 / 24  # 1.5e-4; linearly it would be 7e-3
+    np.testing.assert_allclose(found[:, 0], known[0](times), rtol=1e-10, atol=1e-10)
+    remainder = (np.pi * np.diff(grid).max()) ** 4 / 24  # 2.7e-4; linearly it would be 10e-3
     for k in (1, 2):
         np.testing.assert_allclose(found[:, k], known[k](times), rtol=0, atol=remainder)
 
@@ -417,10 +418,11 @@ def test_the_affine_part_of_a_frame(x64):
     weights = 0.1 * (1.0 + jnp.arange(len(network.net.gain)))
     gain = weights[0] + weights[1:] @ TimeFeatures(ad.Clock(OU))(t)
     rates = np.array([1.0, 2.0, 3.0])
-    table = np.linspace(0.0, 1.0, POINTS)[:, None] * rates  # linear in time, as between the points
+    place = 0.5 * t + 0.5 * np.log1p(1e3 * t) / np.log1p(1e3)
+    table = np.linspace(0.0, 1.0, POINTS)[:, None] * rates  # linear in the place, as between the points
     given = (jnp.asarray(table), jnp.asarray(1.0 - table), weights)
     other = eqx.tree_at(lambda network: (network.net.shift, network.net.scale, network.net.gain), network, given)
-    affine = t * rates + (1.0 - t * rates + gain) * z
+    affine = place * rates + (1.0 - place * rates + gain) * z
     np.testing.assert_allclose(other(y, t), -z / 2.0 + affine / network.gamma(t), rtol=1e-12)
 
 
@@ -429,10 +431,10 @@ def test_a_score_obeys_steins_identities_at_all_times():
 
     The waves are too short for a network of eight numbers, and for the features of time.
     """
-    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * np.linspace(0.0, 1.0, POINTS)))
-    waves = np.outer(np.sin(12.0 * np.pi * np.linspace(0.0, 1.0, POINTS)), [0.15, -0.15])
+    std = np.sqrt(0.5 + (0.25 - 0.5) * np.exp(-2.0 * SHARES))
+    waves = np.outer(np.sin(12.0 * np.pi * SHARES), [0.15, -0.15])
     marginals = Marginals(jnp.asarray(waves, float), jnp.asarray(std[:, None] * (1.0 + waves), float), 1.0)
-    network = default_network(OU, (2,), marginals, None, key=jax.random.key(1), width=8, depth=1)
+    network = default_network(OU, (2,), marginals, None, key=jax.random.key(1), width=8, depth=1, drift_basis=False)
     options = dict(objective=ad.LocalDSM(OU, schedule=ad.FromZero()), network=network, steps=1000, progress=False)
     model = ad.fit(OU, lambda key, n: 0.5 * jax.random.normal(key, (n, 2)), key=jax.random.key(0), **options)
     z = np.random.default_rng(0).normal(size=(20_000, 2))
@@ -518,7 +520,7 @@ def test_moments_of_a_pilot_in_parts():
     x = np.random.default_rng(0).normal(1.0, 0.5, (n, 200)).astype(np.float32)
     key = jax.random.key(0)
     found = Marginals.estimate(process, lambda key, n: x[:n], forward, key=key, n=n)
-    times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1)
+    times = process.t1 * jnp.maximum(jnp.asarray(SHARES), 1e-6)
     keys = jax.random.split(jax.random.split(key)[1], n)
     states = np.asarray(jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)[::32]))(x, keys))
     np.testing.assert_allclose(found.mean[::32], states.mean(0, np.float64), atol=1e-6)
@@ -531,7 +533,7 @@ def test_moments_of_a_pilot_whose_parts_are_not_equal():
     forward = Paths(process, 8)
     x = np.random.default_rng(0).normal(1.0, 0.5, (n, 200)).astype(np.float32)
     found = Marginals.estimate(process, lambda key, n: x[:n], forward, key=key, n=n)
-    times = jnp.linspace(0.0, process.t1, POINTS).at[0].set(1e-6 * process.t1)
+    times = process.t1 * jnp.maximum(jnp.asarray(SHARES), 1e-6)
     keys = jax.random.split(jax.random.split(key)[1], n)
     states = np.asarray(jax.jit(jax.vmap(lambda x, k: forward.states(x, times, key=k)[::32]))(x, keys))
     np.testing.assert_allclose(found.mean[::32], states.mean(0, np.float64), atol=1e-6)
@@ -557,6 +559,65 @@ def test_linear_processes_get_kernels_of_few_coordinates_only():
     assert "PathwiseDSM" in choose_objective(Pilot(system.process, x, key=KEY))[1]
     few = ad.systems.harmonic_particles(3)
     assert "from s = 0" in choose_objective(Pilot(few.process, few.y0, key=KEY))[1]
+
+
+# The stationary score of the drift
+
+
+def test_the_default_network_uses_the_drift_where_it_tells_the_stationary_score():
+    """And is held where the training of the objective starts."""
+    options = dict(key=jax.random.key(0), width=8, depth=1, batch_size=64, steps=3)
+    setup = set_up(OU, normal, objective=ad.LocalDSM(OU, schedule=ad.FromZero(), t0=0.02), **options)
+    network = setup.network
+    np.testing.assert_allclose(network.relaxation.stationary.value(jnp.array([0.3])), -0.6, rtol=1e-6)
+    assert network.t0 == 0.02
+    assert set_up(OU, normal, drift_basis=False, **options).network.relaxation is None
+    turned = ad.Process(lambda y, t: -(1.0 + t) * y, 1.0, 1.0)
+    assert set_up(turned, normal, **options).network.relaxation is None
+    with pytest.raises(ValueError, match=r"drift_basis=True needs a drift .* depends on time"):
+        set_up(turned, normal, drift_basis=True, **options)
+    with pytest.raises(ValueError, match="that of the given prior"):
+        set_up(OU, normal, prior=dist.Normal(0.0, np.sqrt(0.5)), drift_basis=True, **options)
+
+
+def test_a_score_that_is_held_where_it_is_trained_is_refused():
+    with pytest.raises(ValueError, match=r"held before t0=0.001, and the objective trains it from t0=1e-05"):
+        set_up(OU, normal, **{k: v for k, v in arguments().items() if k in ("key", "network")},
+               objective=ad.LocalDSM(OU, schedule=ad.FromZero(), t0=1e-5))  # fmt: skip
+
+
+class Known(Local):
+    """The exact score of OU from N(0, ¼) or of `dy = y dt + dw` from there, at states that it has."""
+
+    def draw(self, x, times, *, key):
+        found = super().draw(x, times, key=key)
+        rate = self.process.f(jnp.ones_like(x), 0.0)[0]
+        variance = 0.25 * jnp.exp(2.0 * rate * times) + jnp.expm1(2.0 * rate * times) / (2.0 * rate)
+        return found._replace(score=-found.y / variance.reshape(-1, *(1 for _ in found.y.shape[1:])))
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1.0])
+def test_the_drift_as_a_base_does_no_harm(rate):
+    """A base that is exact already, towards equilibrium and away from it: the gain may not make the score worse."""
+    process = ad.Process(lambda y, t: rate * y, 1.0, 1.0)
+    std = np.sqrt(0.25 * np.exp(2 * rate * SHARES) + np.expm1(2 * rate * SHARES) / (2 * rate))
+    marginals = Marginals(jnp.zeros((POINTS, 2)), jnp.asarray(np.outer(std, np.ones(2)), float), 1.0)
+    target = Known(process, ad.FromZero(), Paths(process, 8))
+    errors = {}
+    for basis in (True, False):
+        network = default_network(
+            process, (2,), marginals, None, key=jax.random.key(1), width=16, depth=1, drift_basis=basis
+        )
+        options = dict(objective=ad.DSM(process, target), network=network, steps=400, progress=False, ema=0.98)
+        model = ad.fit(process, lambda key, n: 0.5 * jax.random.normal(key, (n, 2)), key=jax.random.key(0), **options)
+        found = []
+        for t in (0.01, 0.1, 0.4, 1.0):
+            var = 0.25 * np.exp(2 * rate * t) + np.expm1(2 * rate * t) / (2 * rate)
+            y = np.sqrt(var) * np.random.default_rng(0).normal(size=(2000, 2))
+            found.append(error(model.score, t, y, -y / var))
+        errors[basis] = found
+    assert np.max(errors[True]) < 1e-3
+    assert np.mean(errors[True]) < 2 * np.mean(errors[False]) + 1e-5
 
 
 # Units: a change of them changes nothing but numbers

@@ -15,6 +15,7 @@ from autodsm.network import (
     Equivariant,
     Frozen,
     Odd,
+    Relaxation,
     Score,
     TimeFeatures,
     non_smooth_activation,
@@ -369,3 +370,91 @@ def test_wrong_parameterizations_are_refused(clock):
         Score(small(clock), clock, parameterization="noisy")
     with pytest.raises(ValueError, match=r"spread=0\.0 must be"):
         Score(small(clock), clock, spread=0.0)
+
+
+# Before t0
+
+
+@pytest.mark.parametrize("t0", [None, 0.02])
+@pytest.mark.parametrize("parameterization", ["noise", "plain", "residual"])
+def test_a_score_is_held_before_it_was_trained(clock, parameterization, t0):
+    """At 0 it is what it is at t0, and not 1/γ(0) times the network."""
+    base = (lambda y, t: -y / (t + 0.1)) if parameterization == "residual" else None
+    score = shaken(Score(small(clock), clock, parameterization=parameterization, base=base, t0=t0))
+    first = 1e-3 if t0 is None else t0
+    y = jnp.array([0.3, -1.2])
+    for t in (0.0, 1e-9, 0.5 * first):
+        np.testing.assert_array_equal(score(y, t), score(y, first))
+    assert np.all(np.isfinite(score(y, 0.0)))
+    assert jnp.min(jnp.abs(score(y, 1.5 * first) - score(y, first))) > 1e-4
+
+
+def test_a_known_start_is_exact_at_zero(clock):
+    """From there a line in t to the trained score; what the start has where it is not used does not matter."""
+    net, y = shaken(small(clock)), jnp.array([0.3, -1.2])
+    held = Score(net, clock, t0=0.01)
+    known = Score(net, clock, t0=0.01, start=lambda y: -3.0 * y)
+    np.testing.assert_allclose(known(y, 0.0), -3.0 * y, rtol=1e-6)
+    for part in (0.25, 0.8):
+        expected = (1.0 - part) * -3.0 * y + part * held(y, 0.01)
+        np.testing.assert_allclose(known(y, 0.01 * part), expected, rtol=1e-5)
+    singular = Score(net, clock, t0=0.01, start=lambda y: jnp.log(-jnp.ones_like(y)))
+    for score in (known, singular):
+        for t in (0.01, 0.5):
+            np.testing.assert_array_equal(score(y, t), held(y, t))
+            np.testing.assert_array_equal(jax.jacfwd(score)(y, t), jax.jacfwd(held)(y, t))
+    assert not any(jax.tree.leaves(trainable(Score(net, clock, start=small(clock))).start))
+
+
+def test_a_flow_from_zero_takes_as_long_as_from_where_training_starts():
+    """Counted in evaluations of the drift; both ends are right. Without a hold the first is hundreds of times more."""
+    count = []
+
+    def drift(y, t):
+        jax.debug.callback(lambda: count.append(1))
+        return -y
+
+    process = ad.Process(drift, 1.0, 1.0)
+    clock = ad.Clock(process)
+    variance = lambda t: 0.5 - 0.25 * jnp.exp(-2.0 * t)  # noqa: E731
+    net = shaken(small(clock, width=8, depth=1), scale=0.05)
+    residual = dict(parameterization="residual", base=lambda y, t: -y / variance(t))
+    y = jnp.array([0.4, -0.2])
+    evaluations = []
+    for start in (None, lambda y: -4.0 * y):
+        for first in (0.0, 1e-3):
+            count.clear()
+            end = ad.flow(process, Score(net, clock, start=start, **residual), y, [first, 1.0])[-1]
+            jax.effects_barrier()
+            evaluations.append(len(count))
+            assert np.all(np.isfinite(end))
+    for from_zero, from_t0 in (evaluations[:2], evaluations[2:]):
+        assert from_t0 > 20
+        assert from_zero < 2 * from_t0
+
+
+@pytest.mark.parametrize("t0", [0.0, 1.0, -1.0])
+def test_wrong_times_of_a_hold_are_refused(clock, t0):
+    with pytest.raises(ValueError, match="t0="):
+        Score(small(clock), clock, t0=t0)
+
+
+# The base that goes over to the stationary score
+
+
+def test_relaxation(clock):
+    """`b + c (s* − b) + net/γ`, c from the features of time; nothing before training."""
+    relaxation = Relaxation(lambda y: -(y**3), clock)
+    options = dict(parameterization="residual", base=lambda y, t: -2.0 * y)
+    net, y, t = shaken(small(clock)), jnp.array([0.3, -1.2]), 0.4
+    plain, score = Score(net, clock, **options), Score(net, clock, relaxation=relaxation, **options)
+    np.testing.assert_array_equal(score(y, t), plain(y, t))
+    weights = 0.1 * (1.0 + jnp.arange(11.0))
+    moved = eqx.tree_at(lambda score: score.relaxation.weights, score, weights)
+    gain = weights[0] + weights[1:] @ TimeFeatures(clock)(t)
+    assert abs(gain) > 0.1
+    np.testing.assert_allclose(moved(y, t) - plain(y, t), gain * (-(y**3) + 2.0 * y), rtol=1e-4, atol=1e-5)
+    assert trainable(score).relaxation.weights
+    assert not any(jax.tree.leaves(trainable(score).relaxation.features))
+    with pytest.raises(ValueError, match="relaxation is that of a base"):
+        Score(net, clock, relaxation=relaxation)

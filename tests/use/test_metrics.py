@@ -208,6 +208,28 @@ def test_relative_score_error():
 
 
 @pytest.mark.parametrize("g", [0.5, [[0.8, 0.0, 0.3], [-0.6, 1.1, 0.0]], lambda t: jnp.array([t, 3 * t])])
+def test_relative_velocity_error(g):
+    """`f = −k y`, `s = −y`, `s_θ = −c y`: v = (½Q − k) y, off by `½ (c − 1) Q y`, averaged over the same states."""
+    k, c, t = 0.2, 1.3, 0.5
+    process = ad.Process(lambda y, t: -k * y, g, t1=1.0)
+    y = jax.random.normal(jax.random.key(2), (500, 2))
+    found = metrics.relative_velocity_error(process, lambda y, t: -c * y, lambda y, t: -y, y, t)
+    value = np.asarray(g(t) if callable(g) else g)
+    Q = value @ value.T if value.ndim == 2 else np.diag(np.broadcast_to(value, 2) ** 2)
+    off, v = np.asarray(y) @ (0.5 * (c - 1) * Q), np.asarray(y) @ (0.5 * Q - k * np.eye(2))
+    assert found.value == pytest.approx(np.sum(off**2) / np.sum(v**2), rel=1e-4)
+    assert 0 < found.stderr < 0.2 * found.value
+    exact = metrics.relative_velocity_error(process, lambda y, t: -y, lambda y, t: -y, y, t)
+    assert exact == (0.0, 0.0)
+
+
+def test_velocity_errors_are_relative_to_a_velocity():
+    process, y = ad.Process(lambda y, t: 0 * y, 1.0, 1.0), jnp.ones((3, 2))
+    with pytest.raises(ValueError, match="the exact velocity is zero at all states"):
+        metrics.relative_velocity_error(process, lambda y, t: y, lambda y, t: 0 * y, y, 0.5)
+
+
+@pytest.mark.parametrize("g", [0.5, [[0.8, 0.0, 0.3], [-0.6, 1.1, 0.0]], lambda t: jnp.array([t, 3 * t])])
 def test_fisher_divergence_of_gaussians(g):
     process = ad.Process(lambda y, t: -y, g, t1=1.0)
     mean, variance, t, n = jnp.array([0.7, -0.4]), 1.7, 0.5, 20_000
@@ -271,6 +293,7 @@ def test_bad_scores():
     for error in (
         metrics.relative_score_error,
         lambda *arguments: metrics.fisher_divergence(process, *arguments),
+        lambda *arguments: metrics.relative_velocity_error(process, *arguments),
     ):
         for arguments, text in [
             ((exact, lambda y, t: jnp.log(y), y, 0.5), "exact is not finite at 2 of 3 states of y; drop"),

@@ -35,6 +35,7 @@ from .arguments import Options
 from .problems import Problem, check_unchanged
 from .training import arguments, load
 
+_AGAINST = "against the exact score"
 SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
 
 
@@ -271,8 +272,10 @@ def _score_errors(run: Run, exact: Callable, n: int, key) -> list[Row]:
         at = float(t)
         truth = over_samples(lambda y, at=at: exact(y, jnp.asarray(at)), states[i])
         known = np.all(np.isfinite(truth.reshape(n, -1)), axis=1)
-        error = metrics.relative_score_error(run.model.score, exact, states[i][known], at)
-        rows.append(_row(f"relative score error, t = {t:g}", error, "against the exact score"))
+        given = (run.model.score, exact, states[i][known], at)
+        rows.append(_row(f"relative score error, t = {t:g}", metrics.relative_score_error(*given), _AGAINST))
+        error = metrics.relative_velocity_error(run.problem.process, *given)
+        rows.append(_row(f"relative velocity error, t = {t:g}", error, f"{_AGAINST}; v = f − ½ Q s"))
     return rows
 
 

@@ -101,14 +101,14 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     data = np.asarray(checkerboard(data_key, n))
 
     def evaluate(score) -> dict:
-        error = error_of(score)
+        error = {"error": error_of(score), "velocity": error_of.of_velocity(process, score)}
         try:
             found = sample(process, score, prior, n, shape=(2,), t0=T0, steps=50 if quick else 200, key=sample_key)
         except FloatingPointError:  # a score so wrong that samples leave the finite numbers
-            return {"error": error, "mmd2": np.nan, "floor": np.nan, "samples": np.zeros((0, 2))}
+            return {**error, "mmd2": np.nan, "floor": np.nan, "samples": np.zeros((0, 2))}
         assert isinstance(found, np.ndarray)
         distance = mmd2(found, data, key=mmd_key)
-        return {"error": error, "mmd2": distance.value, "floor": distance.floor, "samples": found.round(3)}
+        return {**error, "mmd2": distance.value, "floor": distance.floor, "samples": found.round(3)}
 
     marks = [64] if quick else [250, 500, 1_000, 2_000, 5_000, 10_000]
     options: dict = {"prior": prior} if part == "default" else {"learning_rate": 1e-3}
@@ -133,7 +133,7 @@ def combine(trials: Trials) -> dict:
     for name, each in trials.items():
         rows = [trial["rows"] for trial in each]
         found[name] = {"steps": [row["step"] for row in rows[0]]}
-        for quantity in ("seconds", "error", "mmd2", "floor"):
+        for quantity in ("seconds", "error", "velocity", "mmd2", "floor"):
             found[name][quantity] = over_seeds([[row[quantity] for row in one] for one in rows])
         last = [[one[-1]["seconds"] / one[-1]["step"] * 1e3] for one in rows]
         found[name]["ms_per_step"] = over_seeds(last)
@@ -220,10 +220,13 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
     floor = _floor(numbers)
     columns = ["objective", *(f"t = {t:g}" for t in numbers["times"]), "10³ MMD²", "off the squares", "ms a step"]
     title = f"Relative score error E|s_θ − s|² / E|s|² after {steps} steps, and samples against data (noise floor of "
-    grid = Grid(f"{title}10³ MMD²: {1e3 * floor:.2g})", columns, rows)
-
+    grids: list[str | Grid] = [Grid(f"{title}10³ MMD²: {1e3 * floor:.2g})", columns, rows)]
+    title = f"Relative velocity error E|v_θ − v|² / E|v|², v = f − ½ Q s, after {steps} steps"
+    rows = [[name, *row_of(last_of(found["velocity"]))] for name, found in methods.items() if "velocity" in found]
+    if rows:  # numbers of earlier versions have none
+        grids.append(Grid(title, columns[: len(numbers["times"]) + 1], rows))
     if set(methods) != set(METHODS):
-        return [grid]
+        return grids
     at = TIMES.index(0.1)
     final = {name: found["error"]["value"][-1][at] for name, found in methods.items()}
     seconds = {name: found["seconds"]["value"] for name, found in methods.items()}
@@ -273,7 +276,7 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
             f"The default has the final error of the paper's recipe (t = 0.1), {final[paper]:.2g}, after {at_best:.0f} "
             f"s instead of {seconds[paper][-1]:.0f} s, and ends at {final[best]:.2g}."
         )
-    return [grid, *said]
+    return [*grids, *said]
 
 
 EXPERIMENT = Experiment(

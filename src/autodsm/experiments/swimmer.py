@@ -43,7 +43,7 @@ TIMES = np.linspace(0.5, 5.0, 10)
 SHOWN = (1.0, 3.0, 5.0)
 INTERVAL = 0.125
 LAM = 0.01
-_KEPT = ("error", "mmd2", "floor", "lost", "moments", "seconds")
+_KEPT = ("error", "velocity", "mmd2", "floor", "lost", "moments", "seconds")
 MOMENTS = {
     "E[v²]": lambda x, v: v**2,
     "E[x²]": lambda x, v: x**2,
@@ -115,7 +115,8 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
 
     def evaluate(score) -> dict:
         ys = carried(process, score, starts, times)[1:]
-        return {"error": error_of(score), **distances(ys, paths, key=mmd_key), "moments": moments(ys)}
+        errors = {"error": error_of(score), "velocity": error_of.of_velocity(process, score)}
+        return {**errors, **distances(ys, paths, key=mmd_key), "moments": moments(ys)}
 
     marks = [64] if quick else [250, 500, 1_000, 2_000]
     options = {} if part == "default" else {"learning_rate": 1e-3}
@@ -208,6 +209,7 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
     title += f"and the step, of {marks}, at which it is within its floor at nine of ten times, for each seed"
     grids: list[str | Grid] = [
         Grid(title, [*columns, "steps to the floor", "seconds of training"], rows),
+        *_velocity_errors(numbers, shown),
         _moments_at_last(numbers),
     ]
     if set(methods) != set(METHODS):
@@ -239,6 +241,17 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
 
 _LOST = 0.5
 """A score with a larger relative error is nearer to a score of zero, off by 1, than to the exact one."""
+
+
+def _velocity_errors(numbers: dict, shown: list[int]) -> list[Grid]:
+    """At most one; numbers of earlier versions have none."""
+    rows = []
+    for name, found in numbers["methods"].items():
+        if "velocity" in found:
+            error = {key: [found["velocity"][key][i] for i in shown] for key in ("value", "stderr")}
+            rows.append([name, *row_of(error)])
+    title = "Relative velocity error E|v_θ − v|² / E|v|², v = f − ½ Q s, of both coordinates"
+    return [Grid(title, ["objective", *(f"t = {t:g}" for t in SHOWN)], rows)] if rows else []
 
 
 def _moments_at_last(numbers: dict) -> Grid:

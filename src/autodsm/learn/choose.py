@@ -16,7 +16,9 @@ from ..base.types import PRNGKey
 from ..kernels.schedule import FromZero
 from ..network import MLP, Score, UNet
 from ..network.framed import Framed
+from ..network.relaxation import Relaxation
 from ..process.clock import Clock
+from ..process.equilibrium import equilibrium_score
 from ..process.noise import is_invertible
 from ..process.priors import score_of
 from ..process.probes import is_linear
@@ -192,7 +194,8 @@ def make_plan(
         return Plan(objective, reason, network, pilot.clock, None)
     scales = pilot.marginals(objective.forward)
     make = image_network if is_image(pilot.shape) else default_network
-    network = make(process, pilot.shape, scales, prior, key=network_key, clock=pilot.clock, **size)
+    options = dict(key=network_key, clock=pilot.clock, t0=objective.times.t0, start=pilot.start_score, **size)
+    network = make(process, pilot.shape, scales, prior, **options)
     return Plan(objective, reason, network, pilot.clock, scales)
 
 
@@ -204,23 +207,41 @@ def default_network(
     *,
     key: PRNGKey,
     clock: Clock | None = None,
+    t0: float | None = None,
+    start: Callable | None = None,
+    drift_basis: bool | None = None,
     **size,
 ) -> Score:
     """An MLP, as a residual on the score of the prior or of the Gaussian of the marginals; `size`: width, depth, ….
 
     With few coordinates it also sees waves of the state, and so learns sharp edges sooner. Towards a prior they fade,
-    if noise enters all coordinates and so smooths all edges.
+    if noise enters all coordinates and so smooths all edges. `t0` and `start`: see `Score`. Where the drift tells the
+    stationary score, the Gaussian goes over to it with a learned gain, unless `drift_basis` is False.
     """
     clock, few = Clock(process) if clock is None else clock, math.prod(shape) <= 4
     size = {"activation": "gelu", **size}
     mean, spread = marginals.mean[-1], marginals.std[-1]
+    options: dict = dict(parameterization="residual", spread=spread, t0=t0, start=start)
     if prior is None:
         net = Framed(MLP(shape, clock, key=key, fourier=(0.25, 0.5) if few else (), **size), clock, marginals)
-        return Score(net, clock, parameterization="residual", base=marginals.score, spread=spread)
+        relaxation = None if drift_basis is False else _relaxation(process, marginals, clock, needed=bool(drift_basis))
+        return Score(net, clock, base=marginals.score, relaxation=relaxation, **options)
+    if drift_basis:
+        raise ValueError("drift_basis=True adds the stationary score, which is that of the given prior.")
     fading = spread if is_invertible(process, shape, 0.5 * process.t1) else None
     waves = (0.25, 0.5, 1.0, 2.0) if few else ()
     net = MLP(shape, clock, key=key, fourier=waves, spread=fading, mean=mean, std=spread, **size)
-    return Score(net, clock, parameterization="residual", base=score_of(prior), spread=spread)
+    return Score(net, clock, base=score_of(prior), **options)
+
+
+def _relaxation(process: Process, marginals: Marginals, clock: Clock, *, needed: bool) -> Relaxation | None:
+    """Towards the stationary score, if the drift tells it at states of the marginals."""
+    found = equilibrium_score(process, marginals.typical_states())
+    if not isinstance(found, str):
+        return Relaxation(found, clock)
+    if needed:
+        raise ValueError(f"drift_basis=True needs a drift that tells the stationary score: {found}.")
+    return None
 
 
 def image_network(
@@ -231,6 +252,8 @@ def image_network(
     *,
     key: PRNGKey,
     clock: Clock | None = None,
+    t0: float | None = None,
+    start: Callable | None = None,
     width: int = 128,
 ) -> Score:
     """A U-Net of `width` channels, halved down to four pixels (Ho et al.'s, for 32×32), as a residual on the score of
@@ -241,6 +264,7 @@ def image_network(
     clock, spread = Clock(process) if clock is None else clock, jnp.broadcast_to(spread, shape)
     halvings = [n for n in (1, 2, 3) if all(side % 2**n == 0 and side >> n >= 4 for side in shape[-2:])]
     net = UNet(shape, clock, key=key, channels=width, levels=(1, *(2 for _ in halvings)))
+    options: dict = dict(spread=spread, t0=t0, start=start)
     if prior is None:
-        return Score(net, clock, spread=spread)
-    return Score(net, clock, parameterization="residual", base=score_of(prior), spread=spread)
+        return Score(net, clock, **options)
+    return Score(net, clock, parameterization="residual", base=score_of(prior), **options)

@@ -16,7 +16,7 @@ import optax
 from ..base.calls import check_returned, shape_of
 from ..base.errors import as_floating, check_count, check_key, suggest_options
 from ..base.types import PRNGKey
-from ..network import trainable
+from ..network import Score, trainable
 from ..paths.initial import LOOK, as_start, initial_states
 from ..process.process import Process, check_process
 from ..run.config import describe, digest, fingerprint, open_run
@@ -77,6 +77,7 @@ def set_up(
     width: int | None = None,
     depth: int | None = None,
     activation: str | None = None,
+    drift_basis: bool | None = None,
     command: dict | None = None,
     progress: bool = False,
 ) -> Setup:
@@ -87,7 +88,8 @@ def set_up(
     y0 = as_start(y0)
     if objective is not None and not isinstance(objective, AbstractObjective):
         raise TypeError(f"objective={objective!r} must be an objective of autodsm, e.g. LocalDSM(process).")
-    size = {k: v for k, v in dict(width=width, depth=depth, activation=activation).items() if v is not None}
+    size = dict(width=width, depth=depth, activation=activation, drift_basis=drift_basis)
+    size = {k: v for k, v in size.items() if v is not None}
     if network is not None and size:
         raise ValueError(f"{', '.join(f'{k}={v}' for k, v in size.items())} is for the default network; one was given.")
     if optimizer is not None and learning_rate is not None:
@@ -117,6 +119,8 @@ def set_up(
         report=lambda text: announce(text, shown=progress),
         **size,
     )
+    if network is not None:
+        _check_hold(network, plan.objective.times.t0)
     rounds = Rounds.make(plan.objective, x[0].size, steps=steps, batch_size=batch_size, ema=ema)
     if network is None:
         _check_network(plan.network, x[0], process)
@@ -169,6 +173,8 @@ def fit(
     - `objective`, `network`, `optimizer`: chosen when not given. Any callable pytree `(y, t) -> y` is a network.
     - `steps` (5000), `batch_size` (1024): evaluations of the network in a step.
     - `learning_rate` (3e-3): peak of the default optimizer's; `ema` (0.999): decay of the averaged weights.
+    - `drift_basis`: whether the default network uses the stationary score `2 Q⁻¹ f`, by default where there is one;
+      with True it is an error that there is none.
     - `width` (256), `depth` (3), `activation` ("gelu"): of the default network. For images, states (channels, height,
       width), that is a U-Net, whose `width` are its channels (128).
     """
@@ -244,3 +250,14 @@ def _check_network(network, y: np.ndarray, process: Process) -> None:
     check_returned("network", out, y.shape)
     if not any(jax.tree.leaves(trainable(network))):
         raise ValueError("network has no floating arrays to train.")
+
+
+def _check_hold(network, t0: float) -> None:
+    """Refuse a network that is held at times where it is trained."""
+    nodes = jax.tree.leaves(network, is_leaf=lambda node: isinstance(node, Score))
+    held = max((node.t0 for node in nodes if isinstance(node, Score)), default=0.0)
+    if held > t0 * (1 + 1e-6):
+        raise ValueError(
+            f"network is a Score that is held before t0={held:g}, and the objective trains it from t0={t0:g} on. Give "
+            f"Score(..., t0={t0:g})."
+        )

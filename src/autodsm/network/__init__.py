@@ -14,6 +14,7 @@ from .base import (
 from .framed import Framed
 from .mlp import MLP, TIMES, TimeFeatures
 from .particles import Equivariant
+from .relaxation import Relaxation
 from .shape import state_shape
 from .unet import UNet
 
@@ -27,6 +28,7 @@ __all__ = [
     "Framed",
     "Frozen",
     "Odd",
+    "Relaxation",
     "Score",
     "TimeFeatures",
     "UNet",

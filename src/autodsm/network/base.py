@@ -9,6 +9,9 @@ of all coordinates or of each,
 
 so γ² is G at first and v at last; for Langevin dynamics, g² = 2β, and v = 1 it is 1 − exp(−2∫β). Networks are zero
 before training: a residual starts at its base. What is not trained is held in a `Frozen`, and `trainable` tells it.
+
+A score is used from t0 on, where its training starts. Before t0, where 1/γ would grow without end, it is held at its
+value at t0; or it is on the line in t from the known score of y_0 to that value.
 """
 
 from collections.abc import Callable
@@ -22,9 +25,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from ..base.errors import as_floating, check_name, is_concrete
+from ..base.errors import as_floating, check_name, check_number, is_concrete
 from ..base.types import State, StateLike
-from ..process.clock import Clock
+from ..process.clock import EARLIEST, Clock
 
 _SMOOTH = ("celu", "elu", "gelu", "mish", "silu", "softplus", "tanh")
 _BENT = ("hard_tanh", "leaky_relu", "relu", "relu6", "selu")
@@ -122,27 +125,44 @@ class Score(eqx.Module):
         score = Score(MLP((2,), clock, key=key), clock)
         score = Score(net, clock, parameterization="residual", base=lambda y, t: -y)
 
-    `base` is any function of (y, t), such as the score of the stationary law; it is frozen. `spread` is the standard
-    deviation of y at late times, one number or one for each coordinate; for a process without a stationary law make it
-    very large, then γ² is G.
+    **Arguments:**
+
+    - `base`: any function of (y, t), such as the score of the stationary law; it is frozen.
+    - `spread`: the standard deviation of y at late times, one number or one for each coordinate; for a process without
+      a stationary law make it very large, then γ² is G.
+    - `t0`: where training starts, by default t1/1000; an earlier time counts as t0.
+    - `start`: `start(y)`, the score of the law of y_0 where it is known; it is frozen.
+    - `relaxation`: of the base towards the score of a stationary law, a `Relaxation`.
     """
 
     net: Callable
     clock: Frozen
     base: Frozen | None
     spread: Frozen
+    start: Frozen | None
+    relaxation: Callable | None
     parameterization: str = eqx.field(static=True)
+    t0: float = eqx.field(static=True)
 
     def __init__(
         self, net: Callable, clock: Clock, *, parameterization: str = "noise", base: Callable | None = None,
-        spread: StateLike = 1.0,
+        spread: StateLike = 1.0, t0: float | None = None, start: Callable | None = None,
+        relaxation: Callable | None = None,
     ):  # fmt: skip
         check_name("parameterization", parameterization, PARAMETERIZATIONS)
         if (parameterization == "residual") != (base is not None):
             wanted = "'residual' needs a base(y, t), such as the score of the stationary law, and no other takes one."
             raise ValueError(f"parameterization={parameterization!r} with base={base!r}: {wanted}")
+        if relaxation is not None and base is None:
+            raise ValueError("relaxation is that of a base, and there is none: give base=... or no relaxation.")
+        t0 = EARLIEST * clock.t1 if t0 is None else t0
+        check_number("t0", t0)
+        if not (is_concrete(t0) and 0 < t0 < clock.t1):
+            raise ValueError(f"t0={t0} must lie inside (0, t1) = (0, {clock.t1}): the score is held before it.")
         self.net, self.clock = net, Frozen(clock)
         self.base = None if base is None else Frozen(base)
+        self.start = None if start is None else Frozen(start)
+        self.relaxation, self.t0 = relaxation, float(t0)
         self.parameterization, self.spread = parameterization, _spread(spread)
 
     def gamma(self, t) -> Array:
@@ -152,8 +172,20 @@ class Score(eqx.Module):
 
     def __call__(self, y: StateLike, t: ArrayLike) -> State:
         y = as_floating(y)
+        found = self._trained(y, jnp.maximum(t, self.t0))
+        if self.start is None:
+            return found
+        part = jnp.clip(jnp.asarray(t, y.dtype) / self.t0, 0.0, 1.0)
+        # Where it is not used the score of y_0 may be infinite.
+        first = jnp.where(part < 1.0, self.start.value(y), found)
+        return first + part * (found - first)
+
+    def _trained(self, y: State, t) -> State:
         out = self.net(y, t)
         if self.parameterization == "plain":
             return out
         out = out / self.gamma(t).astype(y.dtype)
-        return -out if self.base is None else self.base.value(y, t) + out
+        if self.base is None:
+            return -out
+        base = self.base.value(y, t)
+        return out + (base if self.relaxation is None else self.relaxation(y, t, base))

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..base.modules import replace
 from ..process.clock import Clock
 from ..targets.marginals import Marginals
 from .base import Frozen
@@ -29,7 +30,8 @@ class Framed(eqx.Module):
     marginals: Frozen
 
     def __init__(self, net: Callable, clock: Clock, marginals: Marginals):
-        self.net, self.features, self.marginals = net, TimeFeatures(clock), Frozen(marginals)
+        self.net, self.features = net, TimeFeatures(clock)
+        self.marginals = Frozen(replace(marginals, inverse=None))  # the frame of each coordinate
         self.shift, self.scale = jnp.zeros_like(marginals.mean), jnp.zeros_like(marginals.std)
         self.gain = jnp.zeros(TIMES[self.features.time] + 1)
 

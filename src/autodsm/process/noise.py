@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.errors import check_count, check_key, check_name, is_concrete
+from ..base.linalg import inverse_and_log_det
 from ..base.types import PRNGKey, State
 from .process import Process
-from .structure import MAX_DENSE, Elementwise, noise_kind
+from .structure import MAX_DENSE, Elementwise, expand_noise, noise_kind
 
 DIVERGENCES = ("exact", "hutchinson")
 
@@ -31,6 +32,16 @@ def apply_Q(process: Process, t, v: State) -> State:
         structure = process.structure_for(v.shape)
         return structure.join(structure.matvec(structure.noise_cov(g), structure.split(v)))
     return Elementwise(v.shape).noise_cov(g) * v
+
+
+def solve_Q(process: Process, t, v: State) -> State:
+    """`Q⁻¹ v`, for Q that has an inverse."""
+    g = process.g(t).astype(v.dtype)
+    if noise_kind(g.shape, v.shape) == "matrix":
+        structure = process.structure_for(v.shape)
+        inverse, _ = inverse_and_log_det(structure.noise_cov(g))
+        return structure.join(structure.matvec(inverse, structure.split(v)))
+    return v / expand_noise(g, v.shape) ** 2
 
 
 def inner(process: Process, t, a: State, b: State) -> Float[Array, ""]:
@@ -126,5 +137,6 @@ def is_invertible(process: Process, shape: tuple[int, ...], t: float) -> bool:
     with jax.ensure_compile_time_eval():
         g = np.asarray(process.g(t), float)
     if noise_kind(g.shape, shape) == "matrix":
-        return bool(np.linalg.matrix_rank(g) == g.shape[0])
+        lengths = np.linalg.norm(g, axis=1, keepdims=True)  # coordinates may have different units
+        return bool(np.all(lengths > 0) and np.linalg.matrix_rank(g / lengths) == g.shape[0])
     return bool(np.all(g != 0))

@@ -18,11 +18,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..base.linalg import inverse_and_log_det
 from ..base.types import State
 from ..paths.schemes import ENDS, MIDDLE, kutta
+from ..process.noise import solve_Q
 from ..process.process import Process
-from ..process.structure import expand_noise, noise_kind
 
 
 class Kick(NamedTuple):
@@ -37,12 +36,7 @@ class Kick(NamedTuple):
 
     def divided(self, process: Process, v: State) -> State:
         """`Q⁻¹ v`; of the noise itself that is `G⁻ᵀ ξ`."""
-        g = process.g(self.t).astype(v.dtype)
-        if noise_kind(g.shape, v.shape) != "matrix":
-            return v / (self.h * expand_noise(g, v.shape) ** 2)
-        structure = process.structure_for(v.shape)
-        inverse, _ = inverse_and_log_det(structure.noise_cov(g))
-        return structure.join(structure.matvec(inverse, structure.split(v))) / self.h
+        return solve_Q(process, self.t, v) / self.h
 
 
 class Piece(NamedTuple):

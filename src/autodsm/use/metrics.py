@@ -21,7 +21,7 @@ from scipy.spatial.distance import pdist
 from ..base.errors import as_double, as_floating, as_time, check_callable, check_count, check_key, check_positive
 from ..base.estimate import Estimate, estimate, over_samples
 from ..base.types import PRNGKey
-from ..process.noise import squared
+from ..process.noise import apply_Q, squared
 from ..process.process import Process, check_process
 
 _SPREAD = (0.5, 1.0, 2.0)  # bandwidths, in units of the median distance
@@ -149,11 +149,36 @@ def relative_score_error(score: Callable, exact: Callable, y, t) -> Estimate:
 
     A score that returns zero has error 1. NaN when `score` is not finite at some state.
     """
-    s, s_exact = (v.reshape(len(v), -1).astype(float) for v in _scores(score, exact, y, t))
-    size = np.sum(s_exact**2, axis=1)
-    if not np.mean(size) > 0:
+    s, s_exact = _scores(score, exact, y, t)
+    if not np.any(s_exact):
         raise ValueError("exact is zero at all states of y, and no error is relative to that; use fisher_divergence.")
-    error = np.where(np.all(np.isfinite(s), axis=1), np.sum((s - s_exact) ** 2, axis=1), np.nan)
+    return _relative(s - s_exact, s_exact)
+
+
+def relative_velocity_error(process: Process, score: Callable, exact: Callable, y, t) -> Estimate:
+    """`E|v − v*|² / E|v*|²`, `v = f − ½ Q s`, over the first axis of y: the error of what carries the probability.
+
+        relative_velocity_error(process, score, exact, y, 0.5)
+
+    Near equilibrium v is the small difference of two large terms, and a small error of the score a large one of v.
+    """
+    check_process(process)
+    s, s_exact = _scores(score, exact, y, t)
+    at = as_time(t)
+    pushed = eqx.Partial(_pushed, process, at)
+    v_exact = over_samples(eqx.Partial(_drift, process, at), as_floating(y, "y")) - over_samples(pushed, s_exact)
+    if not np.any(v_exact):
+        raise ValueError(
+            "the exact velocity is zero at all states of y, as in equilibrium: no error is relative to it."
+        )
+    return _relative(over_samples(pushed, s - s_exact), v_exact)
+
+
+def _relative(off: np.ndarray, exact: np.ndarray) -> Estimate:
+    """`E|off|²/E|exact|²`; NaN where `off` is not finite at some state."""
+    off, exact = (v.reshape(len(v), -1).astype(float) for v in (off, exact))
+    size = np.sum(exact**2, axis=1)
+    error = np.where(np.all(np.isfinite(off), axis=1), np.sum(off**2, axis=1), np.nan)
     ratio = np.mean(error) / np.mean(size)
     stderr = estimate(error - ratio * size).stderr / np.mean(size)  # of a ratio of means, to first order
     return Estimate(float(ratio), float(stderr))
@@ -240,6 +265,15 @@ def _median_bandwidths(pooled: np.ndarray, key: PRNGKey) -> tuple[float, ...]:
     if not median > 0:
         raise ValueError("bandwidth=None takes the median distance, which is zero: most samples are equal. Give one.")
     return tuple(b * median for b in _SPREAD)
+
+
+def _drift(process: Process, t, y):
+    return process.f(y, t)
+
+
+def _pushed(process: Process, t, s):
+    """`½ Q s`."""
+    return 0.5 * apply_Q(process, t, s)
 
 
 def _both(score: Callable, exact: Callable, t, y):

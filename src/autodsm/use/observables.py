@@ -22,11 +22,9 @@ from jaxtyping import Array
 
 from ..base.errors import as_double, as_floating, check_callable, check_name, check_number
 from ..base.estimate import Estimate, estimate, over_samples
-from ..base.linalg import inverse_and_log_det
 from ..base.types import PRNGKey, State
-from ..process.noise import check_divergence, check_invertible, trace_directions
+from ..process.noise import check_divergence, check_invertible, solve_Q, trace_directions
 from ..process.process import Process, check_process
-from ..process.structure import expand_noise, noise_kind
 from .flow import check_score, flow_with_density, lost, velocity
 
 __all__ = [
@@ -218,15 +216,5 @@ def _divergence_of_velocity(process: Process, score: Callable, t, divergence, pr
 
 def _rates(process: Process, score: Callable, t, y: State) -> tuple[Array, Array, Array]:
     v, s = velocity(process, score, y, t), score(y, t)
-    forced = 2.0 * _solve_Q(process, t, v)
+    forced = 2.0 * solve_Q(process, t, v)
     return -jnp.sum(v * s), jnp.sum(forced * process.f(y, t)), jnp.sum(forced * v)
-
-
-def _solve_Q(process: Process, t, v: State) -> State:
-    """`Q⁻¹ v`."""
-    g = process.g(t).astype(v.dtype)
-    if noise_kind(g.shape, v.shape) == "matrix":
-        structure = process.structure_for(v.shape)
-        inverse, _ = inverse_and_log_det(structure.noise_cov(g))
-        return structure.join(structure.matvec(inverse, structure.split(v)))
-    return v / expand_noise(g, v.shape) ** 2

@@ -18,6 +18,7 @@ from ...learn.objective import AbstractObjective
 from ...network import Frozen
 from ...paths.initial import initial_states
 from ...paths.simulate import simulate
+from ...process.noise import apply_Q
 from ...process.priors import LinearBeta, langevin
 from ...process.process import Process
 from ...use.flow import flow_with_density
@@ -44,6 +45,11 @@ class ExactScore(eqx.Module):
         return self.mixture.score(y, self.index)
 
 
+def _relative(off: jax.Array, exact: jax.Array) -> jax.Array:
+    axes = tuple(range(1, exact.ndim))
+    return jnp.sum(off**2, axis=axes) / jnp.sum(exact**2, axis=axes)
+
+
 class Recipe(NamedTuple):
     """What is compared: an objective and a network, both chosen by `fit` where they are None."""
 
@@ -64,7 +70,7 @@ class LocalNoise(eqx.Module):
 
 
 class ScoreError(eqx.Module):
-    """`E|s_θ − s|² / E|s|²` at several times, over fixed states where the exact score is known."""
+    """`E|s_θ − s|² / E|s|²` at several times, over fixed states where the exact score is known; and of velocities."""
 
     y: jax.Array
     """(times, n, *shape)"""
@@ -83,11 +89,26 @@ class ScoreError(eqx.Module):
     @eqx.filter_jit
     def __call__(self, score) -> jax.Array:
         """(times,)"""
-        axes = tuple(range(1, self.y.ndim))
+        off, exact = self._off(score)
+        return _relative(off, exact)
+
+    @eqx.filter_jit
+    def of_velocity(self, process: Process, score) -> jax.Array:
+        """The same of `v = f − ½ Q s`, (times,); coordinates that are not compared have no noise."""
+        off, exact = self._off(score)
+
+        def at(each):
+            y, t, off, exact = each
+            pushed = jax.vmap(lambda s: 0.5 * apply_Q(process, t, s))
+            return pushed(off), jax.vmap(lambda y: process.f(y, t))(y) - pushed(exact)
+
+        return _relative(*jax.lax.map(at, (self.y, self.times.astype(self.y.dtype), off, exact)))
+
+    def _off(self, score) -> tuple[jax.Array, jax.Array]:
+        """`s_θ − s` and s, zero where it is not compared; a network that is lost stays NaN."""
         found = jax.lax.map(lambda z: jax.vmap(lambda y: score(y, z[1]))(z[0]), (self.y, self.times))
-        compared = ~jnp.isnan(self.exact)  # a network that is lost stays NaN
-        errors = jnp.where(compared, (found - self.exact) ** 2, 0.0)
-        return jnp.sum(errors, axis=axes) / jnp.nansum(self.exact**2, axis=axes)
+        compared = ~jnp.isnan(self.exact)
+        return jnp.where(compared, found - self.exact, 0.0), jnp.where(compared, self.exact, 0.0)
 
 
 def learn(
