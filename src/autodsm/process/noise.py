@@ -126,5 +126,6 @@ def is_invertible(process: Process, shape: tuple[int, ...], t: float) -> bool:
     with jax.ensure_compile_time_eval():
         g = np.asarray(process.g(t), float)
     if noise_kind(g.shape, shape) == "matrix":
-        return bool(np.linalg.matrix_rank(g) == g.shape[0])
+        size = np.linalg.norm(g, axis=1, keepdims=True)  # each coordinate in its own unit
+        return bool(np.all(size > 0) and np.linalg.matrix_rank(g / size) == g.shape[0])
     return bool(np.all(g != 0))
