@@ -18,6 +18,7 @@ from ..process.process import Process
 from . import AbstractForward
 
 POINTS = 65
+"""A cubic is off by `(3/128) (ω Δt)⁴` of a wave: by 6·10⁻⁴ for a mean with four periods in the time span."""
 FLOOR = 1e-3
 """Smallest deviation of a coordinate, as a share of its largest: one of zero has no inverse."""
 ROUNDING = 16
