@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import autodsm as ad
+from autodsm.process.noise import is_invertible
 from autodsm.process.structure import STRUCTURES
 
 
@@ -129,3 +130,11 @@ def test_complex_states_and_drifts_are_refused():
         ad.simulate(ad.Process(lambda y, t: -y, 0.5, t1=1.0), jnp.ones(2) + 1j, [1.0], key=jax.random.key(0))
     with pytest.raises(TypeError, match="score returned complex"):
         ad.flow(ad.Process(lambda y, t: -y, 0.5, t1=1.0), lambda y, t: 1j * y, jnp.ones(2), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("units", [(1.0, 1.0), (2.0**30, 2.0**-30)])
+def test_noise_has_an_inverse_in_any_units(units):
+    scale = np.array(units)[:, None]
+    for root, invertible in (([[1.0, 0.0], [0.5, 0.7]], True), ([[1.0, 0.5], [2.0, 1.0]], False)):
+        process = ad.Process(lambda y, t: -y, scale * np.array(root), 1.0)
+        assert is_invertible(process, (2,), 0.5) is invertible

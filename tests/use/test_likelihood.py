@@ -217,6 +217,8 @@ def test_bad_input():
         ad.log_likelihood(process, score, PRIOR, jnp.zeros(2), t0=2.0)
     with pytest.raises(ValueError, match="score returned shape"):
         ad.elbo(process, lambda y, t: y[:1], PRIOR, jnp.zeros(2), key=KEY)
+    with pytest.raises(TypeError, match=r"shape=\(0,\) must be the shape of a state"):
+        ad.ELBO(process, PRIOR).values(score, np.zeros((48, 0)), key=KEY)
 
 
 @pytest.mark.parametrize("kind", ["ism", "local-dsm", "pathwise"])

@@ -58,7 +58,7 @@ class GridDensity(NamedTuple):
         return np.stack(rows)
 
 
-_GAMMA = 1.0 - 1.0 / np.sqrt(2.0)
+_GAMMA = 1.0 - 1.0 / np.sqrt(2.0)  # Alexander's: of second order, and L-stable
 _MIDDLES = (np.arange(8) + 0.5) / 8
 """Where in a step drift and noise are averaged over time: of second order, as the rule is, and to an eighth of a step
 where they jump."""

@@ -23,7 +23,7 @@ from .process import Process, check_process
 from .structure import noise_diagonal
 
 _EARLIEST = 1e-8  # of t1; before it G is continued as a power of t
-_POINTS = 1024
+_POINTS = 1024  # 0.018 apart in log t: chords of log G are off by h²/8 of its curvature, 4·10⁻⁵
 _NUMBERS = 1 << 22  # values of g² held at once, at most: 32 MB
 
 TIME_LAWS = ("mixed", "uniform")

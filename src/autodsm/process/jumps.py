@@ -30,6 +30,7 @@ _JUMPING = frozenset(
 )
 _SINGULAR = frozenset({"div", "rsqrt", "tan", "log", "pow"})  # y/|y| is a sign; where nothing jumps, probes say so
 _LINES = 32
+"""Over the two decades of `_REACH`, one line for each factor of 1.16; all of them take a second."""
 _REACH = np.geomspace(0.1, 10.0, _LINES)
 """How far probe states lie from the middle of the data, in its spread and the noise's: from near to far outside."""
 _SEGMENTS = 64

@@ -16,6 +16,7 @@ from ..process.structure import expand_noise
 from .spans import Span, even_span, span_of
 
 MAX_LAWS = 64
+"""Their tables take 0.2 to 3 GB, and as many solutions of a Fokker–Planck equation."""
 _PROBED = 2048
 """Times at which drift and noise are compared, when they depend on time: what differs for less than this share of the
 span may be missed."""

@@ -38,11 +38,13 @@ from .spans import Span
 MAX_ERROR = 0.02
 """Of a draw or its score, in deviations; tables are refined while it is above a quarter of this."""
 FRAMES = 513
+"""Of the splines, for look-ups: chords are off by 5·10⁻⁷ of the curvature over the range."""
 Z = np.linspace(-5.6, 5.6, 81)
+"""All but 2·10⁻⁸ of normal draws; 0.14 apart, chords are off by 0.0025 of the curvature of a residual."""
 _NORMAL = np.exp(-0.5 * Z**2) / np.sum(np.exp(-0.5 * Z**2))
-_STARTS = (17, 33, 65, 129, 257)
-_TIMES = (241, 481, 961)
-_CELLS = 800
+_STARTS = (17, 33, 65, 129, 257)  # doubled while the error between them asks for it
+_TIMES = (241, 481, 961)  # likewise; the first are 24 a factor of 4 in time, or half as many
+_CELLS = 800  # of second order: a fiftieth of a deviation each; a solution with half as many says what that costs
 _EARLIEST = 1e-6
 """The first time, as a share of the last: kernels before it are those of constant drift and noise."""
 _KEPT = 8  # tables that are kept; each takes some 5 to 100 MB

@@ -184,6 +184,7 @@ class ELBO(eqx.Module):
 
     def _settled(self, shape: tuple[int, ...]) -> "ELBO":
         """The same bound, which knows whether the drift jumps."""
+        as_shape(shape)
         if self.jumping is not None or not is_known(self.process, shape):
             return self
         jump = jump_near(self.process, self.prior, shape)

@@ -26,7 +26,7 @@ from .flow import flow_with_density, refuse_lost
 
 _known: dict[tuple, Jump | None] = {}
 """By process and probe states: a probe takes about a second, and likelihoods are called often."""
-_KEPT = 64
+_KEPT = 64  # a few hundred bytes each
 
 
 def jump_near(process: Process, prior, shape: tuple[int, ...]) -> Jump | None:

@@ -25,9 +25,9 @@ from ..process.noise import apply_Q, squared
 from ..process.process import Process, check_process
 
 _SPREAD = (0.5, 1.0, 2.0)  # bandwidths, in units of the median distance
-_MEDIAN_POINTS = 1000
+_MEDIAN_POINTS = 1000  # half a million distances; a bandwidth matters by its order of magnitude
 _ROWS = 1024  # of the kernel matrix, held at once
-_LEVEL = 0.95
+_LEVEL = 0.95  # of a distance that samples of one law exceed by chance, one time in twenty
 
 
 class MMD(NamedTuple):
