@@ -154,6 +154,10 @@ def kinds_of(process: Process, shape: tuple[int, ...]) -> Kinds | str:
 
 _SHARES = (np.arange(16) + 0.5) / 16
 """Of t1, at which pilots look."""
+_NUMBERS = 1 << 16
+"""In the starts of a pilot, at most: each pixel of a large state is a draw of its own."""
+_HELD = 1 << 26
+"""Numbers that a pilot holds at once: 256 MB."""
 
 
 def kinetic_problem(pilot) -> str | None:
@@ -170,8 +174,9 @@ def kinetic_problem(pilot) -> str | None:
         found = jax.vmap(lambda y, t: structure.jacobian(lambda y: process.f(y, t), y)[1])(states, times)
         return found[..., kinds.x[:, None], kinds.v]
 
-    x = jnp.asarray(pilot.x)
-    found = jit_once(jax.vmap(slopes), optimize=False)(x, jax.random.split(pilot.key, len(x)))
+    x = jnp.asarray(pilot.x)[: _looks(pilot)]
+    every = _of_each(slopes, len(x), numbers=paths.steps * x[0].size, large=x[0].size > SMALL)
+    found = every((x, jax.random.split(pilot.key, len(x))))
     noise = jnp.broadcast_to(pilot.clock.totals_of(pilot.shape), pilot.shape)
     units = np.sqrt(np.asarray(structure.split(noise), float)[..., None, kinds.v])
     found = np.moveaxis(np.asarray(found, float) * units, 1, 0)  # (times, paths, *sites, x, v)
@@ -188,24 +193,38 @@ def kinetic_problem(pilot) -> str | None:
     return None
 
 
-def choose_window(target: Kinetic, pilot, whole: int, *, n: int = LOOK) -> float:
-    """The shortest window whose `E|ŝ|²` is near the least, over twelve times and n paths, in units of the noise.
+def _looks(pilot) -> int:
+    """Paths of a pilot."""
+    return int(np.clip(_NUMBERS // math.prod(pilot.shape), 16, LOOK))
+
+
+def _of_each(one, n: int, *, numbers: int, large: bool):
+    """`one` of each of n paths, so many at once that their numbers, given for one path, fit into memory."""
+    size = int(np.clip(_HELD // numbers, 1, n))
+    every = lambda given: jax.lax.map(lambda each: one(*each), given, batch_size=size)  # noqa: E731
+    return jit_once(every, optimize=large)
+
+
+def choose_window(target: Kinetic, pilot, whole: int) -> float:
+    """The shortest window whose `E|ŝ|²` is near the least, over twelve times, in units of the noise.
 
     `E|ŝ|² = E|score|² + noise`. `whole` are steps that a path to t1 needs: no window has more than MAX_STEPS of them.
     """
-    process, x = target.process, initial_states(pilot.y0, n, key=pilot.key)
+    process, n = target.process, _looks(pilot)
+    x = initial_states(pilot.y0, LOOK, key=pilot.key)[:n]
     # Early windows reach back to the start, however long they may be.
     times = process.t1 * jnp.linspace(0.1, 1.0, 12, dtype=x.dtype)
     units = pilot.clock.totals_of(x.shape[1:]) / jnp.max(pilot.clock.totals)
 
-    def moment(window):
+    def moment(x, key, window):
         trial = replace(target, window=window, count=MAX_STEPS)
-        found = jax.vmap(lambda x, k: trial.draw(x, times, key=k).score)(x, jax.random.split(pilot.key, n))
-        return jnp.mean(units * found**2)
+        return jnp.mean(units * trial.draw(x, times, key=key).score ** 2)
 
-    moment = jit_once(moment, optimize=x[0].size > SMALL)
     windows = min(1.0, MAX_STEPS / whole) * 0.5 ** np.arange(6.0)
-    moments = np.array([float(moment(jnp.asarray(window, float))) for window in windows])
+    numbers = max(len(times) * 8 * MAX_STEPS, target.forward.steps) * x[0].size
+    every, keys = _of_each(moment, n, numbers=numbers, large=x[0].size > SMALL), jax.random.split(pilot.key, n)
+    moments = [every((x, keys, jnp.full(n, window))) for window in windows]
+    moments = np.mean(np.asarray(moments, float), axis=1)
     if not np.isfinite(moments).any():
         raise ValueError("kinetic targets are not finite on pilot paths; give more steps=..., or a shorter window.")
     moments = np.where(np.isfinite(moments), moments, np.inf)

@@ -23,7 +23,9 @@ and that its x-part be zero is up to the kick before, which is corrected, by the
     K_v ← K_v − R (DΦ_xx K_x + DΦ_xv K_v),    R = q DΦ_xvᵀ (DΦ_xv q DΦ_xvᵀ)⁻¹,
 
 the only u that depends on its own w, with a divergence by automatic differentiation. There `∂f_x/∂v` must have full row
-rank, at every state. Noiseless coordinates have no score here: a loss weighs them with their noise, which is none.
+rank, at every state. Where it depends on v, plans miss by as much in every octave of the time to go, and the noise
+grows with the logarithm of the number of steps (`x' = v/√(1 + v²/2)`: `E|ŝ|²` is 11, 19 and 31 at 3, 6 and 24 of them);
+elsewhere it does not.
 
 Steps are those of `chain` (weak order two; for a linear drift Simpson's rule for the covariance), with the kicks
 between two steps in one.
