@@ -90,7 +90,7 @@ def plain_profile(clock: Clock, grid: Array, shape: tuple[int, ...]) -> Profile:
     at, before = received[:-1], jnp.concatenate([jnp.zeros_like(own[:1]), own[:-1]])
     kicks = (ENDS * (before + own), MIDDLE * own, ENDS * own)
     after = (at + ENDS * own, at + (ENDS + MIDDLE) * own, at + own)
-    parts = jnp.stack([-kick / received for kick, received in zip(kicks, after, strict=True)], axis=1)
+    parts = jnp.stack([-kick / total for kick, total in zip(kicks, after, strict=True)], axis=1)
     turns = jnp.broadcast_to(parts.reshape(*parts.shape, *(1 for _ in shape)), (*parts.shape, *shape))
     spread = received.reshape(-1, *(1 for _ in shape)) * jnp.broadcast_to(clock.totals_of(shape), shape)
     return Profile(turns, spread, Elementwise(shape), False)
