@@ -187,15 +187,20 @@ def solve_2d(
         before, rates = rates, np.array([directions[0].noise(q.T, end), directions[1].noise(q, end)])
         grown = 0.5 * (end - start) * (before + rates)
         added, present = added + grown[:, 0], present + grown[:, 1]
-        if np.any(blurred := added > BLUR * present):
-            a = int(np.argmax(blurred))
-            raise ValueError(
-                f"cells={counts[a]} of coordinate {a} are too wide for this drift and its noise: by t={end:g} they add "
-                f"{100 * added[a] / present[a]:.2g} % to the variance of start and noise. Give more cells."
-            )
+        _check_blur(added / present, counts, end)
         saved.append(q)
         start = end
     return grid._replace(q=np.stack(saved))
+
+
+def _check_blur(shares: np.ndarray, counts: Sequence[int], t: float) -> None:
+    """Refuse cells whose fluxes add these shares to the variances of both coordinates."""
+    a = int(np.argmax(shares))
+    if shares[a] > BLUR:
+        raise ValueError(
+            f"cells={counts[a]} of coordinate {a} are too wide for this drift and its noise: by t={t:g} they add "
+            f"{100 * shares[a]:.2g} % to the variance of start and noise. Give more cells."
+        )
 
 
 class _Direction:
