@@ -99,7 +99,7 @@ def test_fit_a_file_and_resume(autodsm, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     done = autodsm("fit", "own.py", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "LocalDSM, antithetic pairs: noise enters only some coordinates" in " ".join(done.stdout.split())
+    assert "KineticDSM: noise enters some coordinates" in " ".join(done.stdout.split())
     run = tmp_path / "runs" / "own"
     assert {p.name for p in run.iterdir()} == {
         "config.json",
