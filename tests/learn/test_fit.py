@@ -667,7 +667,8 @@ def test_units_do_not_change_training(name):
     assert before.reason.startswith(name)
     other = 2.0**-30
     count = y0(jax.random.key(0), 1).shape[-1]
-    for lengths, seconds in (([2.0**30, other][:count], 2.0**-30), ([2.0**-30, 1.0 / other][:count], 2.0**30)):
+    changes = [([2.0**30, other][:count], 2.0**-30), ([2.0**-30, 1.0 / other][:count], 2.0**30)]
+    for lengths, seconds in changes if name == "PathwiseDSM" else changes[:1]:  # the others' pilots compile longer
         setup, losses = first_losses(*in_units(process, y0, lengths, seconds))
         assert setup.reason == before.reason
         assert setup.rounds == before.rounds
