@@ -16,10 +16,11 @@ if TYPE_CHECKING:  # for editors and checkers of types; what runs is the table b
     from .kernels.gaussian import Gaussian, transition
     from .kernels.linearize import Affine, linearize
     from .kernels.schedule import ConstantGap, FromZero, KLBound, ScheduledPairs, kl_bound
+    from .learn.builders import KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
     from .learn.fit import fit
     from .learn.ism import ISM
     from .learn.model import Model
-    from .learn.objective import DSM, KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
+    from .learn.objective import DSM
     from .paths.simulate import simulate
     from .process import priors, systems
     from .process.clock import Clock
@@ -112,15 +113,15 @@ _HOMES = {
     "Gaussian": "kernels.gaussian:Gaussian",
     "InverseBeta": "process.priors:InverseBeta",
     "KLBound": "kernels.schedule:KLBound",
-    "KineticDSM": "learn.objective:KineticDSM",
+    "KineticDSM": "learn.builders:KineticDSM",
     "LinearBeta": "process.priors:LinearBeta",
-    "LocalDSM": "learn.objective:LocalDSM",
+    "LocalDSM": "learn.builders:LocalDSM",
     "Model": "learn.model:Model",
-    "PathwiseDSM": "learn.objective:PathwiseDSM",
+    "PathwiseDSM": "learn.builders:PathwiseDSM",
     "Process": "process.process:Process",
     "ScheduledPairs": "kernels.schedule:ScheduledPairs",
     "System": "process.systems:System",
-    "TabulatedDSM": "learn.objective:TabulatedDSM",
+    "TabulatedDSM": "learn.builders:TabulatedDSM",
     "WithVelocity": "process.priors:WithVelocity",
     "bits_per_dim": "use.likelihood:bits_per_dim",
     "cld": "process.priors:cld",

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from ..base.errors import unknown_name
 from ..kernels.schedule import FromZero
+from ..learn.builders import KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from ..learn.fit import fit, set_up
 from ..learn.ism import ISM
 from ..learn.model import Model
-from ..learn.objective import KineticDSM, LocalDSM, PathwiseDSM, TabulatedDSM
 from ..process.process import Process
 from ..run.folder import RunFolder, locked, read_numbers
 from .arguments import Options

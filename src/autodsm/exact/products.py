@@ -152,11 +152,12 @@ def solve_products(
 
     grown, asked = _growing_steps(times, steps)
     faces = np.linspace(x_range[0], x_range[1], cells + 1)
-    distinct = {id(density): density for density in itertools.chain.from_iterable(densities)}
-    starts = np.stack([_on_cells(density, faces) for density in distinct.values()])
+    flat = list(itertools.chain.from_iterable(densities))
+    first = [next(i for i, other in enumerate(flat) if other is density) for density in flat]  # of those that are one
+    distinct, which = np.unique(first, return_inverse=True)
+    starts = np.stack([_on_cells(flat[i], faces) for i in distinct])
     solved = evolve_1d(process, starts, grown, faces=faces, steps=1)[asked]  # (times, distinct, cells)
-    which = list(distinct)
-    factors = solved[:, np.array([[which.index(id(density)) for density in row] for row in densities])]
+    factors = solved[:, which.reshape(len(densities), d)]
     x = 0.5 * (faces[1:] + faces[:-1])
     return ProductMixture(*(jnp.asarray(v, float) for v in (x, times, weights, factors, _log_cubics(factors))))
 

@@ -25,8 +25,8 @@ from ..base import plot
 from ..base.estimate import over_samples
 from ..data import checkerboard
 from ..exact.products import checkerboard as exact_checkerboard
+from ..learn.builders import LocalDSM, PathwiseDSM, TabulatedDSM
 from ..learn.ism import ISM
-from ..learn.objective import LocalDSM, PathwiseDSM, TabulatedDSM
 from ..network import MLP, Frozen, Score
 from ..process.clock import Clock
 from ..process.process import Process

@@ -27,8 +27,9 @@ from matplotlib.figure import Figure
 
 from ..base import plot
 from ..data import checkerboard
+from ..learn.builders import LocalDSM, PathwiseDSM, TabulatedDSM
 from ..learn.ism import ISM
-from ..learn.objective import AbstractObjective, LocalDSM, PathwiseDSM, TabulatedDSM
+from ..learn.objective import AbstractObjective
 from ..learn.train import Rounds, initial_state, make_step, optimizer_for
 from ..network import MLP, Score, trainable
 from ..process.clock import Clock

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..base import plot
+from ..learn.builders import LocalDSM, PathwiseDSM
 from ..learn.ism import ISM
-from ..learn.objective import LocalDSM, PathwiseDSM
 from ..process.clock import EARLIEST
 from ..process.process import Process
 from ..process.systems import System

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from ..base import plot
 from ..exact.grid2d import GridDensity2D, solve_2d
+from ..learn.builders import LocalDSM
 from ..learn.ism import ISM
-from ..learn.objective import LocalDSM
 from ..network import MLP, Odd, Score
 from ..process.clock import EARLIEST, Clock
 from ..process.process import Process

@@ -29,7 +29,8 @@ from ..targets.kinetic import kinetic_problem
 from ..targets.marginals import Marginals
 from ..targets.pilot import Pilot
 from ..use.prior_check import prior_mismatch
-from .objective import DSM, AbstractObjective, KineticDSM, LocalDSM, PathwiseDSM
+from .builders import KineticDSM, LocalDSM, PathwiseDSM
+from .objective import DSM, AbstractObjective
 
 MAX_LINEAR = 4
 """Largest number of coordinates coupled to each other for which a linear process gets the exact kernel from s = 0."""

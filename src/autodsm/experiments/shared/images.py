@@ -30,10 +30,11 @@ from ... import data
 from ...base.estimate import estimate
 from ...base.types import PRNGKey
 from ...data import RANGE, Images
+from ...learn.builders import LocalDSM, TabulatedDSM
 from ...learn.fit import fit
 from ...learn.ism import ISM
 from ...learn.model import Model
-from ...learn.objective import AbstractObjective, LocalDSM, TabulatedDSM
+from ...learn.objective import AbstractObjective
 from ...network import Frozen, Score, UNet
 from ...process.clock import Clock
 from ...process.priors import AbstractBeta, InverseBeta, LinearBeta, langevin, score_of
