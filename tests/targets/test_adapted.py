@@ -39,6 +39,16 @@ def test_sums_are_exact_for_coarse_chains(name, kind, known):
     assert np.abs(z_scores(draw)).max() < 4.5
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_sums_are_exact_within_the_first_step(known):
+    """A branch over a part of it: where the start's score is not known, no part of the sum of zero may be left."""
+    process, shape = COUPLED["tanh"]
+    x, keys = examples(shape, 50_000)
+    target = adapted(process, shape, known=known)
+    times = np.array([0.1, 0.6]) * float(target.forward.grid[1])
+    assert np.abs(z_scores(drawn(target, x, times, keys))).max() < 4.5
+
+
 def test_sums_without_a_pilot_are_exact():
     process, shape = COUPLED["pairs"]
     x, keys = examples(shape, 50_000)
