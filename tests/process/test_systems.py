@@ -26,6 +26,43 @@ def test_swimmer_equations():
     np.testing.assert_allclose(process.drift(-y, 0.0), -process.drift(y, 0.0))  # odd drift, hence odd score
 
 
+def test_mueller_brown_rests_at_its_published_minima(x64):
+    drift = ad.systems.mueller_brown().process.drift
+    for minimum in ([-0.558, 1.442], [0.623, 0.028], [-0.050, 0.467]):  # to three digits
+        hessian = jax.jacobian(lambda y: -drift(y, 0.0))(jnp.array(minimum))
+        away = jnp.linalg.solve(hessian, drift(jnp.array(minimum), 0.0))  # by Newton's method
+        np.testing.assert_allclose(away, 0.0, atol=6e-4)
+        assert np.linalg.eigvalsh(hessian).min() > 0
+    # The derivative of the first term alone, by hand, where the others are next to nothing.
+    far = jnp.array([1.5, -1.0])
+    expected = -0.05 * -200.0 * np.exp(-0.25 - 10.0) * np.array([-1.0, 20.0])
+    rest = 0.05 * 15.0 * np.exp(0.7 * 2.5**2 + 0.6 * 2.5 * -2.0 + 0.7 * 4.0) * np.array([3.5 - 1.2, 1.5 - 2.8])
+    np.testing.assert_allclose(drift(far, 0.0), expected - rest, rtol=2e-3)
+
+
+def test_fitzhugh_nagumo_equations():
+    process = ad.systems.fitzhugh_nagumo().process
+    found = process.drift(jnp.array([1.5, 0.2]), 0.0)
+    np.testing.assert_allclose(found, [10 * (1.5 - 1.125 - 0.2 + 0.5), 1.5 + 0.7 - 0.16], rtol=1e-6)
+    np.testing.assert_allclose(process.g(0.0), [0.0, 0.3], rtol=1e-6)
+
+
+def test_lorenz96_conserves_energy_but_for_friction_and_force(x64):
+    process = ad.systems.lorenz96(7).process
+    y = jax.random.normal(jax.random.key(0), (7,))
+    np.testing.assert_allclose(y @ process.drift(y, 0.0), -y @ y + 8.0 * y.sum(), rtol=1e-12)
+    moved = process.drift(y, 0.0)[3] + y[3] - 8.0
+    np.testing.assert_allclose(moved, (y[4] - y[1]) * y[2], rtol=1e-12)
+    with pytest.raises(ValueError, match="dim=3"):
+        ad.systems.lorenz96(3)
+
+
+def test_starts_have_a_mean_of_one_number_or_of_each_coordinate():
+    np.testing.assert_allclose(ad.systems.mueller_brown(mean0=1.0).y0.mean, [1.0, 1.0])
+    with pytest.raises(ValueError, match="mean0"):
+        ad.systems.fitzhugh_nagumo(mean0=(1.0, 2.0, 3.0))
+
+
 def test_published_exponent_narrows_the_repulsion(x64):
     y = jnp.array([[0.0, 0.0], [0.3, 0.0]])
     force = [ad.systems.particles(2, exponent=c).process.drift(y, 0.0)[1, 0] for c in (0.0, 1.0, 2.0)]

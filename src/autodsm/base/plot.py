@@ -48,18 +48,21 @@ def densities(
 
 
 def errors_over_time(
-    times: np.ndarray,
+    times: np.ndarray | Mapping[str, np.ndarray],
     rows: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
     *,
     ylabels: Mapping[str, str],
 ) -> Figure:
-    """A panel for each quantity; in it each method's error over t, as (value, standard error), on a log scale."""
-    figure, axes = panels(len(rows), width=4.2, height=3.2)
+    """A panel for each quantity; in it each method's error over t, as (value, standard error), on a log scale. `times`:
+    of all quantities, or of each."""
+    figure, axes = panels(len(rows), width=4.2, height=3.2, rows=1 if len(rows) < 4 else 2)
     for axis, (quantity, methods) in zip(axes, rows.items(), strict=True):
         for j, (name, (value, stderr)) in enumerate(methods.items()):
-            axis.errorbar(times, value, 2 * stderr, marker="o", ms=3, lw=1.2, capsize=2, color=f"C{j}", label=name)
+            at = times[quantity] if isinstance(times, Mapping) else times
+            axis.errorbar(at, value, 2 * stderr, marker="o", ms=3, lw=1.2, capsize=2, color=f"C{j}", label=name)
         axis.set(yscale="log", xlabel="t", ylabel=ylabels[quantity], title=quantity)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
     return figure
 
 

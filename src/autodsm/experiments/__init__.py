@@ -51,6 +51,8 @@ EXPERIMENTS = Experiments(
     "particles",
     "lambda-sweep",
     "entropy",
+    "oracle",
+    "flows",
     "cifar10-bpd",
     "cifar10-lambda",
     "cifar10-samples",

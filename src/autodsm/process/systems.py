@@ -1,7 +1,8 @@
 """Physical systems with their initial laws; every parameter can be overridden.
 
 The active swimmer and the trapped particles follow Boffi & Vanden-Eijnden (2023), "Probability flow solution of
-the Fokker–Planck equation"; the harmonic particles have exact Gaussian marginals (see `reference`).
+the Fokker–Planck equation"; the harmonic particles have exact Gaussian marginals (see `reference`). The potential of
+Müller and Brown, the neuron of FitzHugh and Nagumo, and Lorenz's weather are the customary tests of their fields.
 """
 
 from collections.abc import Callable
@@ -152,14 +153,93 @@ def harmonic_particles(
     return System(Process(drift, np.sqrt(2.0 * D), t1), y0, (n, 2))
 
 
+def mueller_brown(
+    *, height: float = 0.05, temperature: float = 1.0, mean0=(0.6, 0.05), std0: float = 0.1, t1: float = 1.0
+) -> System:
+    """Overdamped motion in Müller & Brown's potential (1979), three wells on a bent path: `dy = −∇V dt + √(2T) dw`.
+
+    `V = height · Σ_k A_k exp(a_k (y_1 − X_k)² + b_k (y_1 − X_k)(y_2 − Y_k) + c_k (y_2 − Y_k)²)`, from
+    `y_0 ~ N(mean0, std0²)`, by default in one of the lesser wells.
+    """
+    check_positive("temperature", temperature)
+    _check_numbers(height=height, std0=std0)
+
+    def energy(y):
+        u, v = y[0] - _MB_X, y[1] - _MB_Y
+        return height * jnp.sum(_MB_HEIGHT * jnp.exp(_MB_A * u**2 + _MB_B * u * v + _MB_C * v**2))
+
+    def drift(y, t):
+        return -jax.grad(energy)(y)
+
+    return System(Process(drift, np.sqrt(2.0 * temperature), t1), _gaussian((2,), mean0, std0), (2,))
+
+
+_MB_HEIGHT = np.array([-200.0, -100.0, -170.0, 15.0])
+_MB_A, _MB_B, _MB_C = (
+    np.array([-1.0, -1.0, -6.5, 0.7]),
+    np.array([0.0, 0.0, 11.0, 0.6]),
+    np.array([-10.0, -10.0, -6.5, 0.7]),
+)
+_MB_X, _MB_Y = np.array([1.0, 0.0, -0.5, -1.0]), np.array([0.0, 0.5, 1.5, 1.0])
+
+
+def fitzhugh_nagumo(
+    *,
+    rate: float = 10.0,
+    current: float = 0.5,
+    a: float = 0.7,
+    b: float = 0.8,
+    noise: float = 0.3,
+    mean0=(-1.2, -0.6),
+    std0: float = 0.1,
+    t1: float = 3.0,
+) -> System:
+    """A neuron that fires, noise in its slow variable alone; state (x, w).
+
+    `dx = rate · (x − x³/3 − w + current) dt`, `dw = (x + a − b w) dt + noise · dW`, from `N(mean0, std0²)`.
+    """
+    check_positive("noise", noise)
+    _check_numbers(rate=rate, current=current, a=a, b=b, std0=std0)
+
+    def drift(y, t):
+        x, w = y
+        return jnp.stack([rate * (x - x**3 / 3.0 - w + current), x + a - b * w])
+
+    return System(Process(drift, np.array([0.0, noise]), t1), _gaussian((2,), mean0, std0), (2,))
+
+
+def lorenz96(dim: int = 20, *, forcing: float = 8.0, noise: float = 1.0, std0: float = 1.0, t1: float = 2.0) -> System:
+    """Lorenz's chaotic model of weather on a circle of latitude (1996), with noise.
+
+    `dy_i = ((y_{i+1} − y_{i−2}) y_{i−1} − y_i + forcing) dt + noise · dw_i`, from `N(forcing, std0²)`, the first
+    coordinate pushed by one.
+    """
+    check_count("dim", dim)
+    if dim < 4:
+        raise ValueError(f"dim={dim} must be at least 4: each coordinate is moved by three others.")
+    check_positive("noise", noise)
+    _check_numbers(forcing=forcing, std0=std0)
+
+    def drift(y, t):
+        check_shape(y, (dim,), f"{dim} coordinates")
+        return (jnp.roll(y, -1) - jnp.roll(y, 2)) * jnp.roll(y, 1) - y + forcing
+
+    return System(Process(drift, noise, t1), _gaussian((dim,), forcing + np.eye(dim)[0], std0), (dim,))
+
+
 def _check_numbers(**values) -> None:
     for name, value in values.items():
         check_number(name, value)
 
 
-def _gaussian(shape: tuple[int, ...], mean: float, std: float) -> NormalStart:
+def _gaussian(shape: tuple[int, ...], mean, std: float) -> NormalStart:
+    """`mean`: one number, or one for each coordinate."""
+    if np.shape(mean) not in ((), shape):
+        raise ValueError(f"mean0 has shape {np.shape(mean)}; it must be one number, or one for each of {shape}.")
+    for value in np.ravel(mean):
+        check_number("mean0", value)
     with jax.ensure_compile_time_eval():
-        return NormalStart(jnp.full(shape, float(mean)), float(std))
+        return NormalStart(jnp.broadcast_to(jnp.asarray(mean, float), shape), float(std))
 
 
 SYSTEMS: dict[str, Callable[..., System]] = {
@@ -168,4 +248,7 @@ SYSTEMS: dict[str, Callable[..., System]] = {
     "swimmer": swimmer,
     "particles": particles,
     "harmonic-particles": harmonic_particles,
+    "mueller-brown": mueller_brown,
+    "fitzhugh-nagumo": fitzhugh_nagumo,
+    "lorenz96": lorenz96,
 }
