@@ -19,7 +19,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	"$(BIN)/python" -m pytest
 
-# What is too slow for every change, before an issue is called resolved: hours on two cores. Stopped, the first goes on.
+# What is too slow for every change, before a release: hours on two cores. Stopped, the first goes on.
 check-slow: $(STAMP)
 	"$(BIN)/python" benchmarks/fuzz.py --cases 2000 --seed 0
 	"$(BIN)/python" benchmarks/kill.py --signals 60

@@ -25,8 +25,10 @@ from fuzz_outcomes import BAD, OUTCOMES
 FOREIGN = 0.01
 """The largest share of foreign errors."""
 LIMIT = 240.0
-"""Seconds for one case; the slowest that ends, a training of a tabulated target, takes a third of it on two busy
-cores."""
+"""Seconds of computing for one case; the slowest that ends, a training of a tabulated target, takes a third of it."""
+PATIENCE = 10.0
+"""Times the limit that a case may take by the clock: a machine with other work gives it a part of its cores, and what
+waits forever computes nothing."""
 LIFE = 120
 """Cases of one process: what it has compiled is forgotten with it."""
 
@@ -49,9 +51,9 @@ class Worker:
         try:
             self.process.stdin.write(f"{number}\n")
             self.process.stdin.flush()
-            line = self.lines.get(timeout=limit)
+            line = self._answer(limit)
         except queue.Empty:
-            line, outcome, detail = None, "hang", f"no end within {limit:g} s"
+            line, outcome, detail = None, "hang", f"no end within {limit:g} s of computing"
         except BrokenPipeError:
             line, outcome, detail = None, "crash", "the process had died"
         else:
@@ -77,8 +79,29 @@ class Worker:
         self.count = 0
         self.lines: queue.Queue = queue.Queue()
         threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True).start()
-        if self.lines.get(timeout=LIMIT) != "ready\n":
+        if self._answer(LIMIT) != "ready\n":
             raise RuntimeError("a worker did not start; run one case with --only to see why.")
+
+    def _answer(self, limit: float) -> str | None:
+        """The next line of the process, or `queue.Empty` when it has computed or waited for too long."""
+        assert self.process is not None
+        began, before = time.monotonic(), computed(self.process.pid)
+        while True:
+            try:
+                return self.lines.get(timeout=min(1.0, limit))
+            except queue.Empty:
+                waited, after = time.monotonic() - began, computed(self.process.pid)
+                if waited > PATIENCE * limit or (after - before if after else waited) > limit:
+                    raise
+
+
+def computed(pid: int) -> float:
+    """Seconds that a process has computed; 0 where the system does not say."""
+    try:
+        times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def _read(stream: Any, lines: queue.Queue) -> None:

@@ -92,3 +92,25 @@ def test_a_stopped_campaign_goes_on(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="another seed"):
         fuzz.campaign([0], 6, path, workers=1, limit=1.0)
     assert json.loads(path.read_text().splitlines()[0])["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ('input(); print(\'{"outcome": "right"}\', flush=True)', "right"),
+        ("while True: pass", "hang"),
+        ("import time; time.sleep(600)", "hang"),
+        ("import os; os._exit(3)", "crash"),
+    ],
+)
+def test_a_case_that_computes_or_waits_without_end_is_a_hang(code, outcome, monkeypatch):
+    """By the time that it computed, or by many times the limit of the clock."""
+    monkeypatch.setattr(fuzz, "PATIENCE", 4.0 if "sleep" in code else 1e3)
+    worker = fuzz.Worker(0)
+    worker.process = fuzz.subprocess.Popen(
+        [sys.executable, "-c", code], stdin=fuzz.subprocess.PIPE, stdout=fuzz.subprocess.PIPE, text=True
+    )
+    worker.lines = fuzz.queue.Queue()
+    fuzz.threading.Thread(target=fuzz._read, args=(worker.process.stdout, worker.lines), daemon=True).start()
+    assert worker.run(7, 0.3)["outcome"] == outcome
+    worker.stop()

@@ -122,6 +122,14 @@ def test_other_errors_of_a_drift_are_its_own():
         make(lambda y, t: y if np.ones(2) > 0 else -y).check(np.ones(2))
 
 
+def test_a_drift_that_fails_for_the_shape_of_a_state_is_told_it():
+    process = ad.Process(lambda y, t: jnp.eye(2) @ y, 1.0, 1.0)
+    for loss in (ad.LocalDSM(process), ad.PathwiseDSM(process)):
+        with pytest.raises(ValueError, match="matmul") as e:
+            loss(lambda y, t: -y, 0.5, key=jax.random.key(0))
+        assert "drift was called with arguments of shape (), ()" in e.value.__notes__[0]
+
+
 def test_the_innermost_function_is_named():
     def drift(y):
         return call("score", float, y)

@@ -109,6 +109,8 @@ def test_what_is_no_process(call, process):
         ("times", lambda: products(times="text")),
         ("t0", lambda: ad.log_likelihood(OU, score, Normal(), jnp.zeros(2), t0={})),
         ("t0", lambda: ad.LocalDSM(OU, t0=np.array([1, 2, 3]))),
+        ("t0", lambda: ad.sample(OU, score, Normal(), 8, key=KEY, shape=(2,), t0=(3,))),
+        ("times", lambda: ad.sample(OU, score, Normal(), 8, key=KEY, shape=(2,), times="text")),
         ("xs", lambda: ad.ELBO(OU, Normal(), steps=8).values(score, [[1.0], [1.0, 2.0]], key=KEY)),
         ("shape", lambda: ad.ELBO(OU, Normal(), kind="tabulated", y_range=(-1.0, 1.0), shape=3)),
         ("shape", lambda: ad.ELBO(OU, Normal(), kind="tabulated", y_range=(-1.0, 1.0), shape=[1.0, 2.0])),

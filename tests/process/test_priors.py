@@ -175,6 +175,30 @@ def test_priors_of_bounded_support_are_refused(make, name):
         make(BOUNDED[name])
 
 
+class Own:
+    """A law of one's own, which does not say its support: on [low, ∞) or [low, high]."""
+
+    def __init__(self, draw, inside):
+        self.draw, self.inside = draw, inside
+
+    def sample(self, key, shape=()):
+        return self.draw(key, shape)
+
+    def log_prob(self, y):
+        return jnp.where(self.inside(y), 0.0 * y, -jnp.inf)
+
+
+def test_laws_of_ones_own_are_looked_at_beyond_their_samples():
+    uniform = Own(
+        lambda key, shape: jax.random.uniform(key, shape, minval=-3.5, maxval=3.5), lambda y: jnp.abs(y) < 3.5
+    )
+    with pytest.raises(ValueError, match=r"prior=Own is zero at y=.*whole line"):
+        ad.langevin(uniform)
+    with pytest.raises(ValueError, match=r"prior=Own is zero at y=.*whole line"):
+        ad.ELBO(ad.vp(), Own(jax.random.exponential, lambda y: y > 0))
+    ad.langevin(Own(jax.random.normal, jnp.isfinite))
+
+
 def test_a_bounded_prior_may_be_transformed_to_the_whole_line(x64):
     """The uniform law in the coordinate of its logit is the logistic law, and the drift is that of the logistic."""
     prior = BOUNDED["uniform"]

@@ -55,6 +55,15 @@ def flip(path, position):
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("name", ["[b]", "what?", "a*b"])
+def test_names_of_folders_are_no_patterns(tmp_path, name):
+    (tmp_path / "aXb").mkdir()
+    checkpoints = Checkpoints(tmp_path / name / "checkpoints")
+    checkpoints.save(1, state_at(1))
+    same_bits(checkpoints.restore(jax.tree.map(blank, state_at(1))).state, state_at(1))
+    assert (tmp_path / name / "checkpoints" / "00000001" / "arrays" / "manifest.ocdbt").is_file()
+
+
 def test_round_trip_is_exact_to_the_bit(tmp_path, x64):
     nan_with_payload = np.array([0x7FC12345, 0xFF800001, 0x80000000, 0x00000001], np.uint32).view(np.float32)
     state = {

@@ -232,6 +232,20 @@ def pilot_of(process, y0):
     return Pilot(process, y0, key=jax.random.key(0))
 
 
+@pytest.mark.parametrize("length", [2.0**-30, 2.0**30])
+def test_targets_are_finite_in_any_units(length):
+    """The square of a position over a short time, in such units, is near the end of what single precision holds."""
+    natural = SYSTEMS["two bodies"][0]
+    process = ad.Process(lambda y, t: length * two_bodies(y / length, t), length * natural.diffusion, 3.0)
+    times = 3.0 * np.array([1e-3, 0.04, 1.0])
+    x = jnp.array([0.4, -0.3, 0.2, 0.1])
+    want = target_for(natural, 0.1, 24).draw(x, times, key=jax.random.key(0))
+    found = target_for(process, 0.1, 24).draw(length * x, times, key=jax.random.key(0))
+    assert bool(jnp.all(jnp.isfinite(want.score)))
+    np.testing.assert_allclose(found.y / length, want.y, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found.score * length, want.score, rtol=1e-2, atol=1e-2)
+
+
 def test_windows_are_chosen_where_noise_is_least():
     """In a double well; and the same in other units of time."""
     process, shape = SYSTEMS["double well"]

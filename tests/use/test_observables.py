@@ -137,6 +137,18 @@ def test_degenerate_noise():
         obs.entropy_rate(process, score, ys, 1.0, form="score")
 
 
+def test_derivatives_of_a_drift_that_jumps_are_refused():
+    """f = −sign(y) at N(0, 1), Q = 2: dS/dt = E[∇·v] = 1 − 2 E δ(y) = 1 − √(2/π); without the delta it is 1."""
+    process = ad.Process(lambda y, t: -jnp.sign(y), np.sqrt(2.0), 1.0)
+    ys, gaussian = jax.random.normal(KEY, (4000, 1)), lambda y, t: -y
+    found = obs.entropy_rate(process, gaussian, ys, 0.5, form="score")
+    assert abs(found.value - (1 - np.sqrt(2 / np.pi))) < 4.5 * found.stderr
+    with pytest.raises(ValueError, match=r"jumps by.*form=\"score\""):
+        obs.entropy_rate(process, gaussian, ys, 0.5)
+    with pytest.raises(ValueError, match="jumps by"):
+        obs.log_density(process, gaussian, ys[:8], np.zeros(8), [0.1, 0.2])
+
+
 def test_bad_input():
     process, score, ys = SYSTEM.process, EXACT.score, EXACT.sample(KEY, 4, 1.0)
     with pytest.raises(ValueError, match=r"t=9.0 is outside the span of the process, \[0, 5.0\]"):

@@ -57,6 +57,8 @@ def call(name: str, function: Callable, *args):
         place = _place(error)
         remedy = _remedy(error, place)
         if remedy is None:
+            shapes = ", ".join(str(getattr(arg, "shape", arg)) for arg in args)
+            error.add_note(f"{name} was called with arguments of shape {shapes}, those of one state and one time.")
             raise
         where = f", at {place.text}" if place else ""
         raise NotTraceable(f"{name} cannot be compiled by JAX{where}. {remedy}") from error

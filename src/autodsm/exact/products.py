@@ -30,6 +30,8 @@ from .checks import check_cells, check_density, check_range, check_times
 from .grid1d import evolve_1d
 
 RESOLVED = 1e-12
+"""Of the maximum of a factor, where it counts as zero: rounding, 2·10⁻¹⁶ of the maximum, is 2·10⁻⁴ of it there, less
+than the error of the grid so far out, see above."""
 _OCTAVES_BEFORE = 8  # from the first time asked for down to the first step taken
 
 

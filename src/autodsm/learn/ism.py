@@ -15,10 +15,8 @@ from ..process.clock import Clock, TimeLaw
 from ..process.noise import check_derivatives, check_divergence, implicit, noisy, unit_directions
 from ..process.process import Process, check_process
 from ..targets import AbstractForward, Paths
+from ..targets.paths import PER_PATH
 from .objective import AbstractObjective
-
-PER_PATH = 32
-"""Draws from one path: more of them are alike, and fewer make the path the greater part of the cost."""
 
 
 class ISM(AbstractObjective):

@@ -100,6 +100,7 @@ class AbstractObjective(eqx.Module):
         x = as_floating(x, "x")
         mean = "jax.vmap(lambda x, key: objective(score, x, key=key))(xs, jax.random.split(key, len(xs)))"
         check_one(score, x, f"The loss takes one example; for a batch xs take the mean of {mean}.")
+        self.process.check(x)
         draws = self.draws(x, key=key, u=u)
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(draws)]
         draws = eqx.error_if(draws, ~jnp.all(jnp.stack(finite)), _NOT_FINITE)

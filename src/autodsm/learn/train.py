@@ -35,6 +35,8 @@ from ..run.watch import Metrics, interruption, progress_bar
 from .objective import AbstractObjective
 
 MAX_ROUND = 64
+"""Steps of a round: twice the most draws of a path (`targets.paths.PER_PATH`), so that no batch holds two of one path
+even where a round is halved to divide the steps."""
 _FLOATS = 1 << 22  # numbers drawn at once, at most
 
 

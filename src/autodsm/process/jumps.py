@@ -23,6 +23,7 @@ from ..base.precision import double_precision
 from .clock import Clock
 from .probes import spread_of
 from .process import Process
+from .value_key import array_key, process_key
 
 _JUMPING = frozenset(
     {"sign", "floor", "ceil", "round", "rem", "eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin", "top_k", "sort"}
@@ -43,6 +44,8 @@ _STAYS = 1e-3
 """A change that is still this share of the largest in its segment is a jump; √|y| would keep 3·10⁻⁵ of it."""
 _ROUNDING = 1e-9
 """Changes below this share of the drift itself are rounding, with a margin for terms that cancel."""
+_KEPT = 64
+"""Looks that are remembered: each takes about a second, and a few hundred bytes."""
 
 
 class Jump(NamedTuple):
@@ -56,6 +59,10 @@ class Jump(NamedTuple):
         i = np.unravel_index(np.argmax(np.abs(self.size)), self.size.shape)
         where = f"y={np.array2string(self.y, precision=3)}" if self.y.size <= 8 else f"y_i={self.y[i]:.3g}"
         return f"component {tuple(map(int, i))} jumps by {self.size[i]:.3g} at {where}, t={self.t:.3g}"
+
+
+_seen: dict[tuple, Jump | None] = {}
+"""By the values of process and states."""
 
 
 def may_jump(drift: Callable, shape: tuple[int, ...]) -> bool:
@@ -86,6 +93,21 @@ def find_jump(process: Process, x, *, clock: Clock | None = None) -> Jump | None
         points = ends[0][:, None] * (1.0 - at) + ends[1][:, None] * at
         a, b = (p.reshape(-1, *shape) for p in (points[:, :-1], points[:, 1:]))
         return _bisect(jax.jit(jax.vmap(process.f)), a, b, np.repeat(t, _SEGMENTS))
+
+
+def known_jump(process: Process, x) -> Jump | None:
+    """`find_jump`, remembered by the values of process and states."""
+    x = np.asarray(x, float)
+    shape = x.shape[1:]
+    with jax.ensure_compile_time_eval():
+        key, place = process_key(process, shape), array_key(x)
+        if key is None:
+            return find_jump(process, x)
+        if (key, place) not in _seen:
+            _seen[key, place] = find_jump(process, x)
+            if len(_seen) > _KEPT:
+                del _seen[next(iter(_seen))]
+        return _seen[key, place]
 
 
 def is_known(process: Process, shape: tuple[int, ...]) -> bool:

@@ -111,10 +111,18 @@ _PROBES = tuple(sign * 10.0**power for power in (-3, -0.3, 0, 1, 3, 9, 30) for s
 nearly the largest float, so that a law that ends anywhere is noticed; 10^-0.3 is no integer, as counts are."""
 
 
+_BEYOND = 4.0
+"""Deviations from its mean at which a law that does not say its support is looked at: every law on a bounded interval
+or a half-line of the common ones ends before, and exp(−8), the Gaussian's density there, is far from underflow."""
+
+
 def check_support(prior) -> None:
-    """Refuse a law that is zero somewhere: noise carries paths there. A law without `support` is taken as it is."""
+    """Refuse a law that is zero somewhere: noise carries paths there. One without `support` is looked at beyond its
+    samples; without these it is taken as it is."""
     support = getattr(prior, "support", None)
     if not callable(support):
+        if callable(getattr(prior, "sample", None)):
+            _check_beyond(prior)
         return
     shape = (*getattr(prior, "batch_shape", ()), *getattr(prior, "event_shape", ()))
     with jax.ensure_compile_time_eval():
@@ -126,6 +134,18 @@ def check_support(prior) -> None:
         "TransformedDistribution(prior, T) as the prior and T(y0) as the data; or take a prior of the whole line, "
         "such as Logistic."
     )
+
+
+def _check_beyond(prior) -> None:
+    with jax.ensure_compile_time_eval():
+        x = jnp.asarray(prior.sample(jax.random.key(0), (256,)))
+        for side in (-1.0, 1.0):
+            y = jnp.mean(x, axis=0) + side * _BEYOND * jnp.std(x, axis=0)
+            if bool(jnp.any(jnp.isneginf(prior.log_prob(y)))):
+                raise ValueError(
+                    f"prior={type(prior).__name__} is zero at y={np.asarray(y)}, and noise carries paths there. Map "
+                    "prior and data to the whole line, or take a prior of the whole line, such as Logistic."
+                )
 
 
 def check_log_prob(prior) -> None:

@@ -13,6 +13,8 @@ import json
 import logging
 import re
 import shutil
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,17 +126,17 @@ def _table(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 def _write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     folder.mkdir(parents=True)
     stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
-    with _orbax() as (ocp, checkpointer):
-        checkpointer.save(folder / "arrays", ocp.args.PyTreeSave(stored))
+    with _orbax() as (ocp, checkpointer), _without_patterns(folder) as place:
+        checkpointer.save(place / "arrays", ocp.args.PyTreeSave(stored))
     (folder / "leaves.json").write_text(json.dumps(_table(arrays), indent=1) + "\n")
     (folder / "SHA256SUMS").write_text("".join(_sums(folder)))
 
 
 def _read(folder: Path, leaves: list) -> dict[str, np.ndarray]:
     arrays = {name: np.empty(shape, jnp.dtype(dtype)) for name, shape, dtype in leaves}
-    with _orbax() as (ocp, checkpointer):
+    with _orbax() as (ocp, checkpointer), _without_patterns(folder) as place:
         wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name, array in arrays.items() if array.size}
-        return arrays | checkpointer.restore(folder / "arrays", ocp.args.PyTreeRestore(restore_args=wanted))
+        return arrays | checkpointer.restore(place / "arrays", ocp.args.PyTreeRestore(restore_args=wanted))
 
 
 def _rebuild(like, arrays: dict[str, np.ndarray]) -> Any:
@@ -182,6 +184,19 @@ def _sums(folder: Path) -> list[str]:
     """SHA-256 of every file, as lines of sha256sum; but not of hidden files, which a file manager may leave."""
     files = sorted(file for file in folder.rglob("[!.]*") if file.is_file() and file.name != "SHA256SUMS")
     return [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.relative_to(folder).as_posix()}\n" for f in files]
+
+
+@contextlib.contextmanager
+def _without_patterns(folder: Path) -> Generator[Path]:
+    """The folder by a path without `*?[`, which orbax takes for patterns: it would find none of the arrays that it has
+    written, and leave them out of the checkpoint without a word."""
+    if not set("*?[") & set(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        link = Path(place) / "checkpoint"
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
 
 
 @contextlib.contextmanager

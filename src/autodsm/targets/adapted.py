@@ -34,7 +34,7 @@ from ..process.noise import check_invertible
 from ..process.process import Process
 from .base import AbstractTarget, Draw
 from .chain import Piece
-from .paths import Paths
+from .paths import PER_PATH, Paths
 from .profiles import PATHS, PROFILES, STARTS, Profile, best_profile, plain_profile
 
 TOL_WEIGHTED = 0.08
@@ -124,7 +124,7 @@ class Adapted(AbstractTarget):
         return self.draw(x, times, key=key).y[:, 0]  # those of the targets: what is made of them has the same errors
 
     def draws_per_path(self, shape):
-        return 32
+        return PER_PATH
 
     def _profile(self, shape: tuple[int, ...]) -> Profile:
         if self.profile is None:

@@ -15,9 +15,7 @@ from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
 from ..process.process import Process
 from ..process.structure import Elementwise
 from .base import AbstractForward, AbstractTarget, Draw
-
-PER_PATH = 32
-"""Draws from one path: more of them are alike, and fewer make the path the greater part of the cost."""
+from .paths import PER_PATH
 
 
 class Local(AbstractTarget):

@@ -13,7 +13,7 @@ from ..base.modules import replace
 from ..process.process import Process
 from .base import AbstractForward, AbstractTarget, Draw
 from .marginals import Marginals
-from .paths import Paths
+from .paths import PER_PATH, Paths
 
 
 class Oracle(AbstractTarget):
@@ -49,4 +49,4 @@ class Oracle(AbstractTarget):
         return replace(self, forward=forward, marginals=pilot.marginals(forward))
 
     def draws_per_path(self, shape):
-        return 32
+        return PER_PATH

@@ -29,11 +29,13 @@ from ..process.noise import is_invertible
 from ..process.process import Process
 from .base import AbstractForward
 
+PER_PATH = 32
+"""Draws from one path: more of them are alike, and fewer make the path the greater part of the cost."""
 MAX_STEPS = 2048
 DEFAULT_STEPS = 256
 """Steps of a path to t1, before the data are known that it starts from."""
-TOL, TOL_SHARP = 0.002, 3e-4
-_FIRST_TRY = 32
+TOL, TOL_SHARP = 0.002, 3e-4  # of `choose_steps`, which says why
+_FIRST_TRY = 32  # steps of a pilot, whose local errors, in proportion to h, say how many are needed
 _LENGTHS = (128, 512, MAX_STEPS + 128)
 """Points of the grids that the pilot of `choose_steps` is compiled for: 128 serve 104 steps, which most need."""
 _FIRST, _SECOND = 0.5 - math.sqrt(3.0) / 6.0, 0.5 + math.sqrt(3.0) / 6.0

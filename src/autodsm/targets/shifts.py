@@ -137,12 +137,16 @@ def _plan(cov, goal, F, K, i):
 def _steered(jacobian, structure: AbstractStructure, kinds: Kinds, y, K, cov):
     """The v-part of K for which the next drift takes the x-part to zero, next to that of K; and its divergence in v."""
     x, v = kinds
+    deviation = jnp.sqrt(jnp.diagonal(cov, axis1=-2, axis2=-1))[..., None]
+    correlations = cov / (deviation * jnp.swapaxes(deviation, -1, -2))
 
     def steer(y):
         F = jacobian(y)
-        missed, across = _product(F, K)[..., x, :], F[..., x[:, None], v]
-        towards = _product(cov, jnp.swapaxes(across, -1, -2))
-        return K[..., v, :] - _product(towards, _solve(_product(across, towards), missed))
+        missed, across = _product(F, K)[..., x, :], F[..., x[:, None], v] * jnp.swapaxes(deviation, -1, -2)
+        # Rows in units of their own: the derivative of an inverse has the square of what is inverted as a divisor.
+        size = jax.lax.stop_gradient(jnp.max(jnp.abs(across), axis=-1, keepdims=True))
+        towards = _product(correlations, jnp.swapaxes(across / size, -1, -2))
+        return K[..., v, :] - deviation * _product(towards, _solve(_product(across / size, towards), missed / size))
 
     rows = jnp.eye(structure.rows, dtype=y.dtype)[v]
     units = jax.vmap(lambda row: structure.join(jnp.broadcast_to(row, K.shape[:-1])))(rows)

@@ -18,15 +18,10 @@ from ..base.errors import as_floating, as_shape, check_count, check_number, chec
 from ..base.estimate import Estimate
 from ..base.types import PRNGKey, StateLike
 from ..process.clock import EARLIEST
-from ..process.jumps import Jump, find_jump, is_known
+from ..process.jumps import Jump, is_known, known_jump
 from ..process.priors import check_log_prob, draw_prior, prior_shape
 from ..process.process import Process, check_process
-from ..process.value_key import array_key, process_key
 from .flow import flow_with_density, refuse_lost
-
-_known: dict[tuple, Jump | None] = {}
-"""By process and probe states: a probe takes about a second, and likelihoods are called often."""
-_KEPT = 64  # a few hundred bytes each
 
 
 def jump_near(process: Process, prior, shape: tuple[int, ...]) -> Jump | None:
@@ -36,14 +31,7 @@ def jump_near(process: Process, prior, shape: tuple[int, ...]) -> Jump | None:
             states = np.asarray(draw_prior(prior, 64, shape, key=jax.random.key(0)))
         else:  # as far as noise carries a state from zero
             states = np.zeros((2, *shape))
-        key, place = process_key(process, shape), array_key(states)
-        if key is None:
-            return find_jump(process, states)
-        if (key, place) not in _known:
-            _known[key, place] = find_jump(process, states)
-            if len(_known) > _KEPT:
-                del _known[next(iter(_known))]
-        return _known[key, place]
+    return known_jump(process, states)
 
 
 def log_likelihood(

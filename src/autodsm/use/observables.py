@@ -8,7 +8,9 @@ With `v = f − ½ Q s`, D = Q/2 and averages over samples of q_t:
     entropy given to the medium   total − dS/dt = E[vᵀ D⁻¹ f]
 
 The second form of dS/dt needs the score of every coordinate, the first only that of those with noise, which is all that
-exists for degenerate noise; total and medium need an invertible D, and are refused by name without.
+exists for degenerate noise; total and medium need an invertible D, and are refused by name without. Automatic
+differentiation misses the delta in ∇·v where a drift jumps: the first form, and densities along the flow, are refused
+for such a drift.
 """
 
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from jaxtyping import Array
 from ..base.errors import as_double, as_floating, check_callable, check_name, check_number
 from ..base.estimate import Estimate, estimate, over_samples
 from ..base.types import PRNGKey, State
+from ..process.jumps import known_jump
 from ..process.noise import check_divergence, check_invertible, solve_Q, trace_directions
 from ..process.process import Process, check_process
 from .flow import check_score, flow_with_density, lost, velocity
@@ -39,6 +42,9 @@ __all__ = [
     "log_density",
     "velocity",
 ]
+
+_LOOK = 64
+"""Samples around which a jump of the drift is looked for: of their middle and spread a tenth is enough."""
 
 
 def current(process: Process, score: Callable, y: State, t, log_density) -> State:
@@ -85,6 +91,7 @@ def log_density(
     if divergence == "hutchinson" and key is None:
         raise ValueError('divergence="hutchinson" draws random probes: give key=...')
 
+    _check_jumps(process, ys, "log_density takes the divergence of the flow", "There is no other form.")
     carry = eqx.Partial(_carry, process, score, jnp.asarray(times, ys.dtype), tol, divergence, probes)
     found = over_samples(carry, ys, key=key if divergence == "hutchinson" else None, chunk=chunk)
     if not np.all(np.isfinite(found.gain)):
@@ -120,6 +127,7 @@ def entropy_rate(
     if form == "score":
         check_invertible(process, ys.shape[1:], what='form="score"', remedy='Use form="divergence".', at=t)
         return estimate(over_samples(eqx.Partial(_against_score, process, score, at), ys, chunk=chunk))
+    _check_jumps(process, ys, 'form="divergence" derives the velocity', 'Use form="score", where noise is invertible.')
     rate = eqx.Partial(_divergence_of_velocity, process, score, at, divergence, probes)
     return estimate(over_samples(rate, ys, key=key if divergence == "hutchinson" else None, chunk=chunk))
 
@@ -174,6 +182,12 @@ def _finite(name: str, values) -> np.ndarray:
     if bad := int(np.sum(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))) if values.ndim else 0:
         raise ValueError(f"{name} is not finite for {bad} of {len(values)} samples.")
     return values
+
+
+def _check_jumps(process: Process, ys, what: str, remedy: str) -> None:
+    """Refuse a drift that jumps near the samples where its derivative is taken."""
+    if (jump := known_jump(process, np.asarray(ys[:_LOOK], float))) is not None:
+        raise ValueError(f"{what}, and misses the delta where the drift jumps: {jump}. {remedy}")
 
 
 def _check(process: Process, score: Callable, ys, t: float) -> Array:

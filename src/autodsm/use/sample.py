@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 from rich.progress import track
 
-from ..base.errors import as_shape, check_count, check_key, check_name, suggest_options
+from ..base.errors import as_double, as_shape, check_count, check_key, check_name, check_number, suggest_options
 from ..base.estimate import chunk_for
 from ..base.types import PRNGKey, State
 from ..network import state_shape
@@ -197,12 +197,13 @@ def _grid(process: Process, stops: np.ndarray, steps: int) -> np.ndarray:
 def _stops(process: Process, t0: float | None, times) -> np.ndarray:
     if times is None:
         t0 = EARLIEST * process.t1 if t0 is None else t0
+        check_number("t0", t0)
         if not 0 < t0 < process.t1:
             raise ValueError(f"t0={t0} must lie inside (0, t1) = (0, {process.t1}): sampling stops there.")
         return np.array([t0], float)
     if t0 is not None:
         raise ValueError(f"t0={t0} and times={times} exclude each other: sampling stops at the last of the times.")
-    times = np.atleast_1d(np.asarray(times, float))
+    times = np.atleast_1d(as_double(times, "times"))
     inside = times.ndim == 1 and times.size > 0 and times[-1] > 0 and times[0] < process.t1
     if not inside or np.any(np.diff(times) >= 0):
         raise ValueError(f"times={times} must decrease within (0, t1) = (0, {process.t1}).")
