@@ -1,0 +1,116 @@
+"""Fresh states of a process, with targets whose mean given the state is the score, to judge a score by.
+
+No training saw them. Where there is a target without bias it is drawn along with each state: the kernel from t = 0 of a
+linear process, the tabulated one of an elementwise drift, sums along paths for invertible noise, shifts along paths for
+kinetic noise. Paths take the steps that their own means and variances need, more than those of a training: that a
+training took too few of them shows. A local kernel is no such target, as it is linearized; where there is no other,
+Stein's identity alone is left.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..base.estimate import chunk_for, over_samples
+from ..base.types import PRNGKey
+from ..kernels.schedule import FromZero
+from ..paths.initial import initial_states
+from ..paths.simulate import simulate
+from ..process.noise import is_invertible
+from ..process.probes import is_linear
+from ..process.process import Process
+from ..process.structure import Elementwise
+from ..targets import AbstractTarget, Adapted, Kinetic, Local, Paths, Tabulated
+from ..targets.kinetic import kinetic_problem
+from ..targets.pilot import Pilot
+
+MAX_ROWS = 4
+"""Coordinates that a linear drift may couple for its kernel from t = 0 to be drawn from, as in training."""
+
+
+class Fresh(NamedTuple):
+    """States at each of the times, with their targets."""
+
+    y: np.ndarray
+    """(times, n, *shape)"""
+    target: np.ndarray | None
+    """The same; None where there is no target without bias."""
+    about: str
+    """How they were drawn."""
+    jumps: bool
+    """Whether the drift jumps, so that its derivatives are not known."""
+
+
+def is_unbiased(target: Any, shape: tuple[int, ...]) -> bool:
+    """Whether the mean of a target given the state is the score, up to the steps of paths."""
+    if isinstance(target, Local):
+        return isinstance(target.schedule, FromZero) and target.process.affine(shape)
+    return isinstance(target, Adapted | Kinetic | Tabulated)
+
+
+def unbiased_target(pilot: Pilot) -> tuple[AbstractTarget | None, str]:
+    """A target without bias for the process of a pilot, and what it is."""
+    process, shape = pilot.process, pilot.shape
+    few = pilot.structure.rows <= MAX_ROWS
+    if few and process.autonomous(shape) and is_linear(process, pilot.x, clock=pilot.clock):
+        return Local(process, FromZero(), Paths(process, 1, clock=pilot.clock)), "the exact kernel from t = 0"
+    if pilot.jump is not None:
+        return None, f"Stein's identity alone: {pilot.jump}"
+    if not all(is_invertible(process, shape, share * process.t1) for share in (0.5, 1.0)):
+        if (problem := kinetic_problem(pilot)) is not None:
+            return None, f"Stein's identity alone: {problem}"
+        return Kinetic(process, pilot.paths(), clock=pilot.clock).prepared(pilot), "shifts along paths"
+    if isinstance(pilot.structure, Elementwise):
+        found = Tabulated.find(pilot)
+        if not isinstance(found, str):
+            return found, "the tabulated kernel from t = 0"
+    target = Adapted(process, pilot.paths(), gaussian=True, clock=pilot.clock).prepared(pilot)
+    return target, "sums along paths"
+
+
+def draw_fresh(
+    process: Process,
+    y0,
+    times: np.ndarray,
+    n: int,
+    *,
+    key: PRNGKey,
+    target: AbstractTarget | None = None,
+) -> Fresh:
+    """n states at each time, those of one path at all times; `target`: one that is ready, if there is one."""
+    pilot_key, start_key, draw_key = jax.random.split(key, 3)
+    jumps, about = False, "targets of the training"
+    if target is None:
+        pilot = Pilot(process, y0, key=pilot_key)
+        target, about = unbiased_target(pilot)
+        jumps = pilot.jump is not None
+    x = initial_states(y0, n, key=start_key)
+    chunk = chunk_for(len(times) * math.prod(x.shape[1:]) * 64)
+    at = jnp.asarray(times, x.dtype)
+    if target is None:
+        y = over_samples(eqx.Partial(_simulated, process, at), x, key=draw_key, chunk=chunk)
+        found, scores = y, None
+    else:
+        found, scores = over_samples(eqx.Partial(_drawn, target, at), x, key=draw_key, chunk=chunk)
+        scores = np.moveaxis(scores, 1, 0).astype(np.float64)
+    y = np.moveaxis(found, 1, 0)
+    for name, values in (("states", y), ("targets", scores)):
+        if values is not None and not np.isfinite(values).all():
+            raise FloatingPointError(
+                f"{name} of the process are not finite: paths explode, or leave the domain of the drift. Check it with "
+                "ad.simulate(process, y0, [t1], key=key)."
+            )
+    return Fresh(y, scores, about, jumps)
+
+
+def _simulated(process: Process, times, x, key):
+    return simulate(process, x, times, key=key)
+
+
+def _drawn(target: AbstractTarget, times, x, key):
+    draw = target.draw(x, times, key=key)
+    return draw.y[:, 0], draw.score[:, 0]
