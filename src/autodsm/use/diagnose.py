@@ -2,15 +2,15 @@
 
 For the exact score s at states y_t, with v = f − ½ Q s and δ = s_θ − s:
 
-| check                | what is known                                                                                 |
-|----------------------|-----------------------------------------------------------------------------------------------|
-| error                | `E‖δ‖²_Q ≥ ‖P gᵀδ‖²`, P on test fields; zero for s: see `projections`                           |
-| Stein                | `E[s] = 0`, the full matrix `E[s (y − m)ᵀ] = −I`, waves `E[s·φ + ∇·φ] = 0`                       |
-| Cramér and Rao       | `E[s sᵀ] ≥ C⁻¹`: the smallest eigenvalue of `C^½ E[s sᵀ] C^½` is at least one                     |
-| balance              | `E[∇·v] = −E[v·s]`, the two forms of dS/dt                                                      |
-| flow                 | the flow of s_θ has means, variances and MMD of simulated paths                                |
-| steady state, if asked | `∇·v + v·s = 0` everywhere                                                                    |
-| another score        | `E‖s_A − s‖²_Q − E‖s_B − s‖²_Q = E[‖s_A‖²_Q − ‖s_B‖²_Q − 2 (s_A − s_B)ᵀQ ŝ]`                      |
+| check                | what is known                                                                     |
+|----------------------|-----------------------------------------------------------------------------------|
+| error                | `E‖δ‖²_Q ≥ ‖P gᵀδ‖²`, P on test fields, zero for s: see `projections`             |
+| Stein                | `E[s] = 0`, the full matrix `E[s (y − m)ᵀ] = −I`, waves `E[s·φ + ∇·φ] = 0`        |
+| Cramér–Rao           | `E[s sᵀ] ≥ C⁻¹`: the smallest eigenvalue of `C^½ E[s sᵀ] C^½` is at least one     |
+| balance              | `E[∇·v] = −E[v·s]`, the two forms of dS/dt                                        |
+| flow                 | the flow of s_θ has the means, variances and MMD of simulated paths               |
+| steady state         | `∇·v + v·s = 0` everywhere, if asked for                                          |
+| another score        | `E[‖s_A‖²_Q − ‖s_B‖²_Q − 2 (s_A − s_B)ᵀQ ŝ]`, by how much the error of A is larger |
 
 Of noise in some coordinates only, δ and v mean the part in these. The verdict is in `findings`, rates of entropy with
 the score's own error are in `rates`.

@@ -84,8 +84,7 @@ class Report(NamedTuple):
         """Of each check, over all times."""
         found = {name: self._least([look.p_of(name) for look in self.looks]) for name in PARTS if name != "flow"}
         found["error"] = min(1.0, 2.0 * min(found["error"], self.pooled))
-        flow = [] if self.flow is None else [min(1.0, 2.0 * min(c.p_value, c.mmd.p_value)) for c in self.flow]
-        return {name: found[name] if name in found else self._least(flow) for name in PARTS}
+        return {**found, "flow": self._least([c.p_value for c in self.flow or ()])}
 
     @staticmethod
     def _least(p_values: list[float]) -> float:
@@ -139,8 +138,8 @@ class Report(NamedTuple):
                 first = f"consistent to {percent(max(x.error.high for x in until))} up to t = {until[-1].t:.3g}; "
             return (
                 f"Inconsistent: {first}at t = {worst.t:.3g} the squared error is {percent(worst.error.value)} {most}, "
-                f"at least {percent(worst.error.low)}, beyond the tolerance of {percent(self.tolerance)}. Train longer, "
-                "or check that drift, noise and start are those of the training."
+                f"at least {percent(worst.error.low)}, beyond the tolerance of {percent(self.tolerance)}. Train "
+                "longer, or check that drift, noise and start are those of the training."
             )
         if len(good) == len(self.looks):
             verb = "Consistent" if not self.drifts else "Inconsistent, though the score is consistent"
@@ -151,8 +150,8 @@ class Report(NamedTuple):
         need = self.n * last.error.high / self.tolerance
         return (
             f"Cannot tell: at t = {last.t:.3g} the squared error lies between {percent(last.error.low)} and "
-            f"{percent(last.error.high)} {most}, the tolerance is {percent(self.tolerance)}; with n = {need:.1g} states "
-            "it may be told."
+            f"{percent(last.error.high)} {most}, the tolerance is {percent(self.tolerance)}; n = {need:.1g} states "
+            "may tell."
         )
 
     def _of_flow(self) -> list[str]:

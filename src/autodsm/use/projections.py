@@ -137,7 +137,7 @@ def orthonormal(functions: Functions, x: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(functions.values.T @ functions.values / len(x))
     kept = values > _DROPPED * values[-1]
     white = vectors[:, kept] / np.sqrt(values[kept])
-    return np.einsum("nkp,kl->nlp", x, white, optimize=True).reshape(len(x), -1)
+    return np.tensordot(x, white, axes=(1, 0)).reshape(len(x), -1)
 
 
 def squared_mean(x: np.ndarray, *, level: float) -> Size:

@@ -2,8 +2,8 @@
 
 For states y of mean m and covariance C, and s the score of their law, `E[s] = 0`, `E[s (y − m)ᵀ] = −I` and
 `E[s sᵀ] ≥ C⁻¹`. All are looked at in directions of the noise, the only ones in which a score is learned; with white
-states `z = C^{−½}(y − m)` the matrix reads `E[gᵀs zᵀ] = −gᵀC^{−½}`. The diagonal alone is fooled by a wrong covariance of
-the right variances.
+states `z = C^{−½}(y − m)` the matrix reads `E[gᵀs zᵀ] = −gᵀC^{−½}`. The diagonal alone is fooled by a wrong covariance
+with the right variances.
 """
 
 import math
@@ -47,6 +47,11 @@ def noise_columns(
     return np.linalg.qr(rng.normal(size=(len(columns), most)))[0].T @ columns, len(columns)
 
 
+@eqx.filter_jit
+def _spread(process: Process, shape: tuple[int, ...], t, w):
+    return jax.vmap(lambda w: process.diffuse(t, w, shape))(w)
+
+
 def scores_at(score: Callable, y: np.ndarray, t: float) -> np.ndarray:
     """Scores at states (n, *shape), (n, d), in double precision."""
     at = jnp.asarray(t, y.dtype)
@@ -78,7 +83,7 @@ def diagonal(y: np.ndarray, s: np.ndarray, columns: np.ndarray) -> float:
 
 
 def cramer_rao(white: Whitened, seen: np.ndarray, columns: np.ndarray) -> Estimate | None:
-    """The smallest eigenvalue of `C^½ E[s sᵀ] C^½`; its direction from one half of the samples, its size from the other.
+    """The smallest eigenvalue of `C^½ E[s sᵀ] C^½`: its direction from one half of the states, its size from the other.
 
     None where there are too few states for their covariance.
     """
