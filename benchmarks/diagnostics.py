@@ -257,7 +257,7 @@ def scores_of(case: Case) -> dict[str, Callable]:
 def trial(case: Case, target, score: Callable, *, n: int, seed: int) -> dict:
     """What one report says."""
     report = ad.diagnose(
-        case.process, score, case.y0, key=jax.random.key(seed), times=case.process.t1 * SHARES, n=n, target=target
+        case.process, score, case.y0, key=jax.random.key(seed), times=case.process.t1 * SHARES, n=n, forward=target
     )
     errors = [[float(v) for v in look.error[:3]] for look in report.looks]
     return {"flags": list(report.flags), "verdict": report.verdict, "errors": errors, "p": report.p_values}

@@ -27,16 +27,24 @@ from ..process.clock import EARLIEST
 from ..process.noise import is_invertible
 from ..run.folder import RESTORE, RunFolder, free_path, locked, read_json, read_numbers
 from ..use import metrics, observables
+from ..use.diagnose import FEWEST, diagnose
 from ..use.elbo import ELBO
+from ..use.findings import Report
 from ..use.flow import flow_with_density, lost
 from ..use.likelihood import log_likelihood
 from ..use.sample import sample
 from .arguments import Options
+from .html import page
 from .problems import Problem, check_unchanged
 from .training import arguments, load
 
 _AGAINST = "against the exact score"
+_SAMPLING = "± is of sampling only, without the score's own error: the drift jumps"
 SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
+DIAGNOSED = (0.02, 0.6)
+"""Of t1, where diagnostics look besides."""
+LARGE = 64
+"""Coordinates above which divergences are not exact, and no flow is compared with paths."""
 
 
 class Run(NamedTuple):
@@ -110,6 +118,7 @@ def open_finished(path: Path, console: Console) -> Run:
         out=path,
         checkpoint_every=options.checkpoint_every,
         progress=False,
+        check=False,
         **given,
     )
     shape = initial_states(problem.y0, 1, key=jax.random.key(0)).shape[1:]
@@ -169,7 +178,7 @@ class Row(NamedTuple):
     name: str
     value: float
     error: float
-    """Its standard error, or for a distance its noise floor."""
+    """Its standard error, of sampling only unless the remark says otherwise; for a distance its noise floor."""
     remark: str = ""
 
 
@@ -179,23 +188,36 @@ def _row(name: str, found: Estimate, remark: str = "") -> Row:
 
 def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
     """All that applies, as a table, in result.json, and as a figure."""
-    generative = run.problem.prior is not None
-    rows, figure = (_generative if generative else _physical)(run, n, jax.random.key(seed))
+    generative, key = run.problem.prior is not None, jax.random.key(seed)
+    report = _diagnosed(run, n, key=jax.random.fold_in(key, 1))
+    rows, figure = _generative(run, n, key) if generative else _physical(run, n, key, report)
+    rows += _errors_seen(report)
     if (exact := exact_score(run)) is not None:
         rows += _score_errors(run, exact, n, jax.random.key(seed + 1))
     table = Table("quantity", "value", "± / floor", "remark", title=f"{run.path}: {n} samples")
     for name, value, error, remark in rows:
         table.add_row(name, f"{value:.4g}", f"{error:.2g}", remark)
     console.print(table)
+    console.print(report.sentence, soft_wrap=True)
     folder = RunFolder(run.path)
+    figures = {}
     if figure is not None:
         name = free_path(folder.path / "figures" / "evaluation.png").stem
         console.print(f"Figure: {folder.save_figure(name, figure)}", soft_wrap=True)
+        figures["Samples"] = figure
+    if history := run.model.history:
+        figures["Loss"] = plot.loss_curve(np.array([[row["step"], row["loss"]] for row in history]))
+    shown = [(name, f"{value:.4g}", f"{error:.2g}", remark) for name, value, error, remark in rows]
+    written = free_path(run.path / "report.html")
+    written.write_text(page(f"{run.path.name}: {n} samples", report, shown, figures), encoding="utf-8")
+    console.print(f"Report: {written}", soft_wrap=True)
     found = {name: {"value": value, "error": error, "remark": remark} for name, value, error, remark in rows}
     with locked(run.path):
         numbers = read_numbers(run.path)
         kept = {**numbers.get("evaluation", {}), f"n={n}, seed={seed}": found}
-        folder.save_result({**numbers, "evaluation": kept}, seed=run.options.seed)
+        about = {"verdict": report.verdict, "sentence": report.sentence, "flags": list(report.flags)}
+        judged = {**numbers.get("diagnostics", {}), f"n={n}, seed={seed}": about}
+        folder.save_result({**numbers, "evaluation": kept, "diagnostics": judged}, seed=run.options.seed)
     return found
 
 
@@ -211,7 +233,7 @@ def _generative(run: Run, n: int, key):
         assert isinstance(y, np.ndarray)
         rows += _distances(y, data, keys[2], f"{method} samples to data")
         points[method] = [y]
-    divergence = "exact" if d <= 64 else "hutchinson"
+    divergence = "exact" if d <= LARGE else "hutchinson"
     bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3])
     rows.append(_row("log-likelihood, ISM bound", bound, "nats"))
     local = ELBO(process, prior, kind="local-dsm").average(score, data, key=keys[5])
@@ -228,24 +250,52 @@ def _generative(run: Run, n: int, key):
     return rows, plot.samples_over_time(shown, [EARLIEST * process.t1]) if shown else None
 
 
-def _physical(run: Run, n: int, key):
+def _diagnosed(run: Run, n: int, *, key) -> Report:
+    """The diagnostics of a run, also at the times where rates are shown."""
+    problem = run.problem
+    times = problem.process.t1 * np.union1d(SHARES, DIAGNOSED)
+    small = int(np.prod(run.shape)) <= LARGE
+    return diagnose(problem.process, run.model.score, problem.y0, key=key, times=times, n=max(n, FEWEST), flow=small)
+
+
+def _errors_seen(report: Report) -> list[Row]:
+    rows = []
+    for look in report.looks:
+        remark = f"of E‖s‖²_Q, seen by test fields; 95 %: {look.error.low:.2g} to {look.error.high:.2g}"
+        reach = 0.25 * (look.error.high - look.error.low)
+        rows.append(Row(f"score error seen, t = {look.t:.3g}", look.error.value, reach, remark))
+    return rows
+
+
+def _rates(report: Report, process, score, ys: np.ndarray, t: float, *, key) -> list[Row]:
+    """Entropy rates, with the score's own error where it could be measured."""
+    look = min(report.looks, key=lambda look: abs(look.t - t))
+    if look.rates is not None:
+        names = ("system", "medium", "total") if look.complete else ("system",)
+        found = {name: getattr(look.rates, name) for name in names}
+        return [
+            Row(f"entropy rate, {name}, t = {t:g}", rate.value, rate.error,
+                f"the score's own error is included; sampling only: {rate.stderr:.2g}")
+            for name, rate in found.items()
+        ]  # fmt: skip
+    if all(is_invertible(process, ys.shape[1:], t) for t in process.t1 * np.array(SHARES)):
+        rates = observables.entropy_production(process, score, ys, t)
+        return [_row(f"entropy rate, {name}, t = {t:g}", rate, _SAMPLING) for name, rate in rates._asdict().items()]
+    kind = "hutchinson" if ys[0].size > LARGE else "exact"
+    rate = observables.entropy_rate(process, score, ys, t, divergence=kind, key=key)
+    return [_row(f"entropy rate, system, t = {t:g}", rate, _SAMPLING)]
+
+
+def _physical(run: Run, n: int, key, report: Report):
     process, score = run.problem.process, run.model.score
     times = process.t1 * np.array(SHARES)
     keys = jax.random.split(key, 4)
     carried = carry(run, n, times, key=keys[0])
     simulated = _simulated(run, n, times, key=keys[1])
-    invertible = all(is_invertible(process, run.shape, t) for t in times)
-    large = int(np.prod(run.shape)) > 64
     rows: list[Row] = []
     for i, t in enumerate(times):
         rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
-        if invertible:
-            rates = observables.entropy_production(process, score, simulated[i], t)
-            rows += [_row(f"entropy rate, {name}, t = {t:g}", rate) for name, rate in rates._asdict().items()]
-        else:
-            divergence = "hutchinson" if large else "exact"
-            rate = observables.entropy_rate(process, score, simulated[i], t, divergence=divergence, key=keys[3])
-            rows.append(_row(f"entropy rate, system, t = {t:g}", rate, "no production: g gᵀ is singular"))
+        rows += _rates(report, process, score, simulated[i], float(t), key=keys[3])
     flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, list(times)) if shown else None

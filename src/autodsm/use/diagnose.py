@@ -27,9 +27,9 @@ from ..base.estimate import Estimate, estimate
 from ..base.types import PRNGKey
 from ..paths.initial import as_start, initial_states
 from ..process.process import Process, check_process
-from ..targets import AbstractTarget
+from ..targets import AbstractForward
 from .carried import carry, compare
-from .findings import LEVEL, Look, Report
+from .findings import INCONSISTENT, LEVEL, Look, Report
 from .flow import check_score
 from .fresh import Fresh, draw_fresh
 from .projections import (
@@ -51,6 +51,9 @@ SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 STATES = 4000
 """At each time: squared errors of a percent are then seen of most scores, and of a thousandth at late times."""
 FEWEST = 64
+SHORT, _SHORT_STATES = (0.1, 0.4, 1.0), 1000
+POOR = 0.1
+"""A relative squared error that is a failure: a third of the score. Default trainings end below a few hundredths."""
 TOLERANCE = 0.02
 """Of `E‖s_θ − s‖²_Q/E‖s‖²_Q`: what default trainings of smooth systems reach."""
 MATRIX = 32
@@ -72,7 +75,7 @@ def diagnose(
     rates: bool = True,
     steady: bool = False,
     other: Callable | None = None,
-    target: AbstractTarget | None = None,
+    forward: AbstractForward | None = None,
 ) -> Report:
     """Look at a score on fresh states of its process, and say how large its error is as far as can be seen.
 
@@ -90,7 +93,7 @@ def diagnose(
     - `rates`: entropy rates with the score's own error in theirs. They derive the score.
     - `steady`: the process is in a steady state; look at `∇·v + v·s`.
     - `other`: a second score, such as one of a longer training; the difference of errors is estimated.
-    - `target`: one of a training, ready and without bias; by default it is chosen, with finer paths.
+    - `forward`: how states, and targets without bias, are drawn; by default chosen, with paths finer than in training.
     """
     check_process(process)
     check_key(key)
@@ -113,7 +116,7 @@ def diagnose(
     check_count("n", n)
     if n < FEWEST:
         raise ValueError(f"n={n} is too few states to tell anything: take at least {FEWEST}.")
-    fresh = draw_fresh(process, y0, times, n, key=draw_key, target=target)
+    fresh = draw_fresh(process, y0, times, n, key=draw_key, forward=forward)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(look_key)))
     looks, fields = [], []
     for i, t in enumerate(times):
@@ -126,6 +129,18 @@ def diagnose(
         carried = carry(process, score, y0, times, max(2, n // 2), key=flow_key)
         found = compare(times, carried, fresh.y, key=compare_key)
     return Report(tuple(looks), pooled, found, n, float(tolerance), steady, fresh.about)
+
+
+def poor(process: Process, score: Callable, y0, forward: AbstractForward, *, key: PRNGKey) -> str | None:
+    """A short look, for the end of a training: what to say of a score that surely is poor, or None.
+
+    On states as in training, a thousand at each of three times, so that it takes no time beside a training: an error
+    that is surely larger than `POOR` shows, paths with too few steps do not.
+    """
+    times = process.t1 * np.array(SHORT)
+    options: dict = dict(n=_SHORT_STATES, tolerance=POOR, flow=False, rates=False, forward=forward)
+    report = diagnose(process, score, y0, key=key, times=times, **options)
+    return report.sentence if report.verdict == INCONSISTENT else None
 
 
 def _together(fields: list[np.ndarray]) -> np.ndarray:

@@ -24,7 +24,7 @@ from ..process.noise import is_invertible
 from ..process.probes import is_linear
 from ..process.process import Process
 from ..process.structure import Elementwise
-from ..targets import AbstractTarget, Adapted, Kinetic, Local, Paths, Tabulated
+from ..targets import AbstractForward, AbstractTarget, Adapted, Kinetic, Local, Paths, Tabulated
 from ..targets.kinetic import kinetic_problem
 from ..targets.pilot import Pilot
 
@@ -79,21 +79,25 @@ def draw_fresh(
     n: int,
     *,
     key: PRNGKey,
-    target: AbstractTarget | None = None,
+    forward: AbstractForward | None = None,
 ) -> Fresh:
-    """n states at each time, those of one path at all times; `target`: one that is ready, if there is one."""
+    """n states at each time, those of one path at all times; by `forward`, perhaps with targets, or as is best."""
     pilot_key, start_key, draw_key = jax.random.split(key, 3)
-    jumps, about = False, "targets of the training"
-    if target is None:
+    x = initial_states(y0, n, key=start_key)
+    jumps = False
+    if forward is None:
         pilot = Pilot(process, y0, key=pilot_key)
         target, about = unbiased_target(pilot)
         jumps = pilot.jump is not None
-    x = initial_states(y0, n, key=start_key)
+    elif is_unbiased(forward, x.shape[1:]):
+        target, about = forward, "targets as in training"
+    else:
+        target, about = None, "states as in training, and Stein's identity alone"
     chunk = chunk_for(len(times) * math.prod(x.shape[1:]) * 64)
     at = jnp.asarray(times, x.dtype)
     if target is None:
-        y = over_samples(eqx.Partial(_simulated, process, at), x, key=draw_key, chunk=chunk)
-        found, scores = y, None
+        one = eqx.Partial(_simulated, process, at) if forward is None else eqx.Partial(_states, forward, at)
+        found, scores = over_samples(one, x, key=draw_key, chunk=chunk), None
     else:
         found, scores = over_samples(eqx.Partial(_drawn, target, at), x, key=draw_key, chunk=chunk)
         scores = np.moveaxis(scores, 1, 0).astype(np.float64)
@@ -109,6 +113,10 @@ def draw_fresh(
 
 def _simulated(process: Process, times, x, key):
     return simulate(process, x, times, key=key)
+
+
+def _states(forward: AbstractForward, times, x, key):
+    return forward.states(x, times, key=key)
 
 
 def _drawn(target: AbstractTarget, times, x, key):
