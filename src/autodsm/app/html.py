@@ -25,7 +25,7 @@ _READING = (
     "Score error: the share of E‖s‖²_Q that the error has, E‖s_θ − s‖²_Q, as far as test fields see it, with its 95 % "
     "interval; it is a lower bound of the whole. Velocity error: the same of f − ½Qs in the metric Q⁻¹, which is the "
     "share of the entropy production. Stein: how often chance alone gives such residuals of E[s] = 0, of the full "
-    "matrix E[s(y−m)ᵀ] = −I and of waves. Cramér–Rao: the smallest eigenvalue of C^½E[ssᵀ]C^½, at least one for a score. "
+    "matrix E[s(y−m)ᵀ] = −I and of waves. Cramér–Rao: the smallest eigenvalue of C^½E[ssᵀ]C^½, one or more. "
     "Rates have the score's own error in theirs, and in brackets that of sampling only. The forms of dS/dt are E[∇·v] "
     "and −E[v·s]. Outside: states of the flow where simulated paths never are."
 )
