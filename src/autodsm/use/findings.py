@@ -88,7 +88,7 @@ class Report(NamedTuple):
 
     @staticmethod
     def _least(p_values: list[float]) -> float:
-        return min(1.0, len(p_values) * min(p_values, default=1.0))
+        return min(1.0, len(p_values) * min(p_values)) if p_values else 1.0
 
     @property
     def flags(self) -> tuple[str, ...]:

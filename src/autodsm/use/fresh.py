@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.compilation import SMALL, jit_once
 from ..base.estimate import chunk_for, over_samples
 from ..base.types import PRNGKey
 from ..kernels.schedule import FromZero
@@ -95,11 +96,17 @@ def draw_fresh(
         target, about = None, "states as in training, and Stein's identity alone"
     chunk = chunk_for(len(times) * math.prod(x.shape[1:]) * 64)
     at = jnp.asarray(times, x.dtype)
-    if target is None:
-        one = eqx.Partial(_simulated, process, at) if forward is None else eqx.Partial(_states, forward, at)
-        found, scores = over_samples(one, x, key=draw_key, chunk=chunk), None
+    if target is not None:
+        one = eqx.Partial(_drawn, target, at)
     else:
-        found, scores = over_samples(eqx.Partial(_drawn, target, at), x, key=draw_key, chunk=chunk)
+        one = eqx.Partial(_simulated, process, at) if forward is None else eqx.Partial(_states, forward, at)
+    if forward is not None and x[0].size <= SMALL:  # what a training has drawn all along: once more, and soon
+        drawn = jit_once(_of_each, optimize=False)(one, x, jax.random.split(draw_key, n))
+        drawn = jax.tree.map(np.asarray, drawn)
+    else:
+        drawn = over_samples(one, x, key=draw_key, chunk=chunk)
+    found, scores = (drawn, None) if target is None else drawn
+    if scores is not None:
         scores = np.moveaxis(scores, 1, 0).astype(np.float64)
     y = np.moveaxis(found, 1, 0)
     for name, values in (("states", y), ("targets", scores)):
@@ -109,6 +116,10 @@ def draw_fresh(
                 "ad.simulate(process, y0, [t1], key=key)."
             )
     return Fresh(y, scores, about, jumps)
+
+
+def _of_each(one, x, keys):
+    return jax.vmap(one)(x, keys)
 
 
 def _simulated(process: Process, times, x, key):

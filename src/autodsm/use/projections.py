@@ -146,7 +146,7 @@ def squared_mean(x: np.ndarray, *, level: float) -> Size:
     The rate of chance and the shape of the interval are those of `a χ²_k + b` with the first three moments of
     `Σ λ_l χ²_1` (Hall, Buckley and Eagleson).
     """
-    from scipy.special import chdtrc, chdtri
+    from scipy.special import chdtrc, chdtri, ndtri
 
     n, count = x.shape
     mean = x.mean(axis=0)
@@ -163,11 +163,20 @@ def squared_mean(x: np.ndarray, *, level: float) -> Size:
     freedom = second**3 / third**2
     noise = np.sqrt(2.0 * second)
 
-    def quantile(p):  # of the standardized null law
-        return (chdtri(freedom, p) - freedom) / np.sqrt(2.0 * freedom)
+    def reach(p):  # in errors: that of the null law, or of a Gaussian, which it is where the mean is large
+        return max(abs(chdtri(freedom, p) - freedom) / np.sqrt(2.0 * freedom), abs(ndtri(p)))
 
     p_value = float(chdtrc(freedom, max(0.0, freedom + np.sqrt(2.0 * freedom) * value / noise)))
-    along = float(np.mean((centred @ mean) ** 2)) / n
-    error = np.sqrt(2.0 * second + 4.0 * max(along - np.sum(eigenvalues**2), 0.0))
-    low = max(0.0, value - quantile(level / 2) * error)
-    return Size(value, float(low), float(max(value, 0.0) + abs(quantile(1 - level / 2)) * error), p_value)
+    # The variance is `noise² + 4 λ θ` at a squared mean of θ; both ends are where θ is just so far from the value.
+    least = noise * reach(level / 2)
+    along = float(np.mean((centred @ mean) ** 2)) / n - np.sum(eigenvalues**2)
+    own = max(second / total, along / max(value, least))
+
+    def end(c, side):
+        return (
+            value + 2.0 * c**2 * own + side * c * np.sqrt(max(noise**2 + 4.0 * own * value + 4.0 * c**2 * own**2, 0.0))
+        )
+
+    low = end(reach(level / 2), -1) if value > least else 0.0
+    high = max(end(reach(1 - level / 2), 1), 0.0)
+    return Size(value, float(low), float(high), p_value)
