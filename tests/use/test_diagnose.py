@@ -1,5 +1,8 @@
 """Diagnostics: the size of an error, as it was put there; exact scores pass; what went unseen before is flagged."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,10 @@ import autodsm as ad
 from autodsm.use import projections
 from autodsm.use.findings import CANNOT_TELL, CONSISTENT, INCONSISTENT, Report, judged
 from autodsm.use.projections import Size, squared_mean
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import diagnostics
 
 KEY = jax.random.key(0)
 A, G = np.array([[-1.0, 0.8], [-0.5, -0.7]]), np.array([[0.8, 0.0], [0.4, 0.6]])
@@ -205,3 +212,16 @@ def test_bad_input(changes, message):
     given: dict = dict(score=EXACT, key=KEY, times=[1.0], n=64, flow=False) | changes
     with pytest.raises((ValueError, TypeError, FloatingPointError), match=message):
         ad.diagnose(TURNING, y0=START, **given)
+
+
+def test_rates_of_detection_go_on_where_they_were_stopped(tmp_path, capsys):
+    """The benchmark: two exact scores, and one that has a mode too much."""
+    diagnostics.main(quick=True, out=tmp_path / "rates.json")
+    written = (tmp_path / "rates.json").read_text()
+    shown = capsys.readouterr().out
+    assert "exact: 0 of 2 flagged" in shown
+    assert "mode 30 %: 1 of 1 flagged" in shown
+    diagnostics.main(quick=True, out=tmp_path / "rates.json")
+    assert (tmp_path / "rates.json").read_text() == written
+    with pytest.raises(ValueError, match="n=500 states, not 700"):
+        diagnostics.main(n=700, out=tmp_path / "rates.json")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base import plot
-from ..base.estimate import Estimate, estimate, over_samples
+from ..base.estimate import estimate, over_samples
 from ..exact.gaussian import HarmonicParticles, gaussian_marginals
 from ..exact.products import checkerboard as exact_checkerboard
 from ..learn.fit import fit
@@ -24,10 +24,8 @@ from ..learn.model import Model
 from ..paths.initial import initial_states
 from ..paths.simulate import simulate
 from ..process.clock import EARLIEST
-from ..process.noise import is_invertible
 from ..run.folder import RESTORE, RunFolder, free_path, locked, read_json, read_numbers
-from ..use import metrics, observables
-from ..use.diagnose import FEWEST, diagnose
+from ..use import metrics
 from ..use.elbo import ELBO
 from ..use.findings import Report
 from ..use.flow import flow_with_density, lost
@@ -35,16 +33,11 @@ from ..use.likelihood import log_likelihood
 from ..use.sample import sample
 from .arguments import Options
 from .html import page
+from .judge import LARGE, SHARES, Row, diagnosed, errors_seen, rates, row_of
 from .problems import Problem, check_unchanged
 from .training import arguments, load
 
 _AGAINST = "against the exact score"
-_SAMPLING = "± is of sampling only, without the score's own error: the drift jumps"
-SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
-DIAGNOSED = (0.02, 0.6)
-"""Of t1, where diagnostics look besides."""
-LARGE = 64
-"""Coordinates above which divergences are not exact, and no flow is compared with paths."""
 
 
 class Run(NamedTuple):
@@ -172,26 +165,12 @@ def carry(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
     return np.moveaxis(found, 1, 0)[1:]
 
 
-class Row(NamedTuple):
-    """What was measured."""
-
-    name: str
-    value: float
-    error: float
-    """Its standard error, of sampling only unless the remark says otherwise; for a distance its noise floor."""
-    remark: str = ""
-
-
-def _row(name: str, found: Estimate, remark: str = "") -> Row:
-    return Row(name, found.value, found.stderr, remark)
-
-
 def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
     """All that applies, as a table, in result.json, and as a figure."""
-    generative, key = run.problem.prior is not None, jax.random.key(seed)
-    report = _diagnosed(run, n, key=jax.random.fold_in(key, 1))
-    rows, figure = _generative(run, n, key) if generative else _physical(run, n, key, report)
-    rows += _errors_seen(report)
+    problem, key = run.problem, jax.random.key(seed)
+    report = diagnosed(problem, run.model.score, run.shape, n, key=jax.random.fold_in(key, 1))
+    rows, figure = _physical(run, n, key, report) if problem.prior is None else _generative(run, n, key)
+    rows += errors_seen(report)
     if (exact := exact_score(run)) is not None:
         rows += _score_errors(run, exact, n, jax.random.key(seed + 1))
     table = Table("quantity", "value", "± / floor", "remark", title=f"{run.path}: {n} samples")
@@ -235,55 +214,19 @@ def _generative(run: Run, n: int, key):
         points[method] = [y]
     divergence = "exact" if d <= LARGE else "hutchinson"
     bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3])
-    rows.append(_row("log-likelihood, ISM bound", bound, "nats"))
+    rows.append(row_of("log-likelihood, ISM bound", bound, "nats"))
     local = ELBO(process, prior, kind="local-dsm").average(score, data, key=keys[5])
-    rows.append(_row("log-likelihood, local-DSM bound", local, "nats, λ = 0.001"))
+    rows.append(row_of("log-likelihood, local-DSM bound", local, "nats, λ = 0.001"))
     few = data[: max(2, n // 4)]
 
     def exactly(x, k):
         return log_likelihood(process, score, prior, x, divergence=divergence, key=k)
 
     values = over_samples(exactly, few, key=keys[4])
-    rows.append(_row("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
+    rows.append(row_of("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
     flat = {name: _in_the_plane(ys) for name, ys in points.items()}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, [EARLIEST * process.t1]) if shown else None
-
-
-def _diagnosed(run: Run, n: int, *, key) -> Report:
-    """The diagnostics of a run, also at the times where rates are shown."""
-    problem = run.problem
-    times = problem.process.t1 * np.union1d(SHARES, DIAGNOSED)
-    small = int(np.prod(run.shape)) <= LARGE
-    return diagnose(problem.process, run.model.score, problem.y0, key=key, times=times, n=max(n, FEWEST), flow=small)
-
-
-def _errors_seen(report: Report) -> list[Row]:
-    rows = []
-    for look in report.looks:
-        remark = f"of E‖s‖²_Q, seen by test fields; 95 %: {look.error.low:.2g} to {look.error.high:.2g}"
-        reach = 0.25 * (look.error.high - look.error.low)
-        rows.append(Row(f"score error seen, t = {look.t:.3g}", look.error.value, reach, remark))
-    return rows
-
-
-def _rates(report: Report, process, score, ys: np.ndarray, t: float, *, key) -> list[Row]:
-    """Entropy rates, with the score's own error where it could be measured."""
-    look = min(report.looks, key=lambda look: abs(look.t - t))
-    if look.rates is not None:
-        names = ("system", "medium", "total") if look.complete else ("system",)
-        found = {name: getattr(look.rates, name) for name in names}
-        return [
-            Row(f"entropy rate, {name}, t = {t:g}", rate.value, rate.error,
-                f"the score's own error is included; sampling only: {rate.stderr:.2g}")
-            for name, rate in found.items()
-        ]  # fmt: skip
-    if all(is_invertible(process, ys.shape[1:], t) for t in process.t1 * np.array(SHARES)):
-        rates = observables.entropy_production(process, score, ys, t)
-        return [_row(f"entropy rate, {name}, t = {t:g}", rate, _SAMPLING) for name, rate in rates._asdict().items()]
-    kind = "hutchinson" if ys[0].size > LARGE else "exact"
-    rate = observables.entropy_rate(process, score, ys, t, divergence=kind, key=key)
-    return [_row(f"entropy rate, system, t = {t:g}", rate, _SAMPLING)]
 
 
 def _physical(run: Run, n: int, key, report: Report):
@@ -295,7 +238,7 @@ def _physical(run: Run, n: int, key, report: Report):
     rows: list[Row] = []
     for i, t in enumerate(times):
         rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
-        rows += _rates(report, process, score, simulated[i], float(t), key=keys[3])
+        rows += rates(report, process, score, simulated[i], float(t), key=keys[3])
     flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, list(times)) if shown else None
@@ -323,9 +266,9 @@ def _score_errors(run: Run, exact: Callable, n: int, key) -> list[Row]:
         truth = over_samples(lambda y, at=at: exact(y, jnp.asarray(at)), states[i])
         known = np.all(np.isfinite(truth.reshape(n, -1)), axis=1)
         given = (run.model.score, exact, states[i][known], at)
-        rows.append(_row(f"relative score error, t = {t:g}", metrics.relative_score_error(*given), _AGAINST))
+        rows.append(row_of(f"relative score error, t = {t:g}", metrics.relative_score_error(*given), _AGAINST))
         error = metrics.relative_velocity_error(run.problem.process, *given)
-        rows.append(_row(f"relative velocity error, t = {t:g}", error, f"{_AGAINST}; v = f − ½ Q s"))
+        rows.append(row_of(f"relative velocity error, t = {t:g}", error, f"{_AGAINST}; v = f − ½ Q s"))
     return rows
 
 
