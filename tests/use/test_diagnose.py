@@ -125,17 +125,16 @@ def test_a_wrong_covariance_with_the_right_variances():
 
 def test_production_near_equilibrium_is_printed_with_the_error_of_its_score():
     """A score that is good to 0.25 %, and a production that is off by many standard errors of its samples."""
-    process = ad.linear(-np.eye(2), np.sqrt(2.0) * np.eye(2), t1=0.5)
-    exact = ad.reference.gaussian_marginals(process, np.zeros(2), 0.9 * np.eye(2))
-    start = dist.MultivariateNormal(jnp.zeros(2), 0.9 * jnp.eye(2))
-    found = ad.diagnose(process, lambda y, t: 1.05 * exact.score(y, t), start, key=KEY, times=[0.5], flow=False)
+    process = ad.linear(-np.eye(2), np.sqrt(2.0) * np.eye(2), t1=1.0)
+    exact = ad.reference.gaussian_marginals(process, np.zeros(2), 0.8 * np.eye(2))
+    start = dist.MultivariateNormal(jnp.zeros(2), 0.8 * jnp.eye(2))
+    found = ad.diagnose(process, lambda y, t: 1.05 * exact.score(y, t), start, key=KEY, times=[1.0], flow=False)
     (seen,) = found.looks
-    variance = float(exact.moments(0.5)[1][0, 0])
+    variance = float(exact.moments(1.0)[1][0, 0])
     truth = 2 * variance * (1 / variance - 1) ** 2  # E|v|²/D
     total = seen.rates.total
     assert abs(total.value - truth) > 8 * total.stderr
     assert abs(total.value - truth) < 2 * total.error
-    assert abs(total.value + total.correction - truth) < abs(total.value - truth) / 2
     assert found.verdict == CONSISTENT
     assert found.velocity_verdict == INCONSISTENT
     assert "currents and entropy production" in found.sentence
@@ -173,9 +172,10 @@ def test_another_score_and_a_steady_state():
     for seen in found.looks:
         assert abs(seen.difference.value - 0.01) < 4.5 * seen.difference.stderr
     assert found.looks[-1].difference.stderr < 0.002
-    exact = look(EXACT, steady=True)
-    assert exact.looks[0].rates.still > 3 * exact.looks[-1].rates.still
-    assert "steady residual" in exact.table()[0]
+    assert "steady residual" in found.table()[0]
+    still = [seen.rates.still for seen in look(EXACT, steady=True).looks]
+    assert still[0] > 0.02
+    assert still[-1] < 0.01 * still[0]
 
 
 def test_verdicts_are_three_way():

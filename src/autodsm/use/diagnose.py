@@ -174,7 +174,13 @@ def _look(
     squares = np.mean(np.sum((s @ g.T) ** 2, axis=1)) * every
     if rates and not fresh.jumps:
         found = rates_of(process, score, y, s, t, target, size, key=key)
-        squares = squares - 2.0 * found.gain + max(size.value, 0.0)  # of the exact score
+        gain = found.gain
+    elif target is not None:
+        gain = np.mean(np.sum(((s - target) @ g.T) * (s @ g.T), axis=1)) * every
+    else:
+        gain = 0.0
+    if gain != 0.0:
+        squares = squares - 2.0 * gain + max(size.value, 0.0)  # of the exact score
     wide, _ = noise_columns(process, t, shape, rng, MATRIX)
     bound = np.sum(white.directions_of(wide) ** 2) * sources / len(wide)  # Cramér's and Rao's
     unit = float(max(squares, bound))

@@ -244,4 +244,4 @@ def _two_sided(e: Estimate) -> float:
 
 def _below(e: Estimate, least: float) -> float:
     """How often a number that is at least `least` is estimated as low as this."""
-    return 0.5 * math.erfc((e.value - least) / max(e.stderr, 1e-300) / math.sqrt(2.0))
+    return 0.5 * math.erfc((least - e.value) / max(e.stderr, 1e-300) / math.sqrt(2.0))

@@ -69,10 +69,8 @@ class Rates(NamedTuple):
     total: Rate
     balance: Estimate
     """`E[∇·v_θ + v_θ·s_θ]`: the two forms of dS/dt against each other; zero for the exact score."""
-    scale: float
-    """`(E[(v·s)²])^½`, what the balance is small against."""
     still: float
-    """`E(∇·v_θ + v_θ·s_θ)²` relative to `E(∇·v_θ)² + E(v_θ·s_θ)²`: zero in a steady state, by an exact score."""
+    """`E(∇·v_θ + v_θ·s_θ)²/E[vᵀQ⁻¹v sᵀQs]`, at v_θ and s_θ: zero in a steady state, by an exact score."""
     velocity: Size
     """`E|v_θ − v|²/E|v|²` in the metric Q⁻¹: the share of the production that is an error of the score."""
     gain: float
@@ -100,8 +98,7 @@ def rates_of(
         _rate(2.0 * at.fQf - fs, A, 0.0),
         _rate(total, 2.0 * A - B, left),
         estimate(residual),
-        float(np.sqrt(np.mean(against**2))),
-        float(np.mean(residual**2) / np.mean(against**2 + (at.div_f - 0.5 * at.div_Qs) ** 2)),
+        float(np.mean(residual**2) / max(np.mean(0.5 * np.maximum(total, 0.0) * sQs), 1e-300)),
         _velocity(size, Estimate(production.value + left, production.stderr)),
         float(B.mean()),
     )
