@@ -254,11 +254,10 @@ def scores_of(case: Case) -> dict[str, Callable]:
     return {"exact": case.exact, **modes, **case.wrong}
 
 
-def trial(case: Case, target, score: Callable, *, n: int, seed: int) -> dict:
+def trial(case: Case, target, score: Callable, *, n: int, flow: bool, seed: int) -> dict:
     """What one report says."""
-    report = ad.diagnose(
-        case.process, score, case.y0, key=jax.random.key(seed), times=case.process.t1 * SHARES, n=n, forward=target
-    )
+    options: dict = dict(times=case.process.t1 * SHARES, n=n, flow=flow, forward=target)
+    report = ad.diagnose(case.process, score, case.y0, key=jax.random.key(seed), **options)
     errors = [[float(v) for v in look.error[:3]] for look in report.looks]
     return {"flags": list(report.flags), "verdict": report.verdict, "errors": errors, "p": report.p_values}
 
@@ -283,6 +282,7 @@ def main(
     exact: int = 100,
     wrong: int = 10,
     n: int = 2000,
+    flow: bool = True,
     quick: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -293,17 +293,19 @@ def main(
         exact: runs of each exact score.
         wrong: runs of each wrong one.
         n: states at each time.
+        flow: carry states by the flow of each score, which takes most of the time.
         quick: two runs of one system, to see that it works.
         out: a JSON file; runs that it has are not done again.
     """
     if quick:
-        systems, exact, wrong, n = systems[:1], 2, 1, 500
+        systems, exact, wrong, n, flow = systems[:1], 2, 1, 500, False
     console = Console(width=170)
     results: dict = {}
     if out is not None and out.exists():
         kept = json.loads(out.read_text())
-        if kept["n"] != n:
-            raise ValueError(f"{out} has runs of n={kept['n']} states, not {n}: give another file.")
+        if (kept["n"], kept["flow"]) != (n, flow):
+            has = f"n={kept['n']} and flow={kept['flow']}"
+            raise ValueError(f"{out} has runs of {has}, not of n={n} and flow={flow}: give another file.")
         results = kept["systems"]
     for system in systems:
         case = CASES[system]()
@@ -317,9 +319,11 @@ def main(
             score = scores[name]
             runs = found.setdefault(name, [])
             for seed in range(len(runs), exact if name == "exact" else wrong):
-                runs.append(trial(case, target, score, n=n, seed=seed))
+                runs.append(trial(case, target, score, n=n, flow=flow, seed=seed))
                 if out is not None:
-                    out.write_text(json.dumps({"n": n, "times": SHARES.tolist(), "systems": results}) + "\n")
+                    out.write_text(
+                        json.dumps({"n": n, "flow": flow, "times": SHARES.tolist(), "systems": results}) + "\n"
+                    )
             console.print(f"{system}, {name}: {sum(bool(r['flags']) for r in runs)} of {len(runs)} flagged")
     console.print(summary(results))
 

@@ -174,8 +174,7 @@ def test_another_score_and_a_steady_state():
     assert found.looks[-1].difference.stderr < 0.002
     assert "steady residual" in found.table()[0]
     still = [seen.rates.still for seen in look(EXACT, steady=True).looks]
-    assert still[0] > 0.02
-    assert still[-1] < 0.01 * still[0]
+    assert still[-1] < 0.1 * still[0]  # the mean relaxes as exp(−.85 t), and this as its square
 
 
 def test_verdicts_are_three_way():
@@ -223,5 +222,5 @@ def test_rates_of_detection_go_on_where_they_were_stopped(tmp_path, capsys):
     assert "mode 30 %: 1 of 1 flagged" in shown
     diagnostics.main(quick=True, out=tmp_path / "rates.json")
     assert (tmp_path / "rates.json").read_text() == written
-    with pytest.raises(ValueError, match="n=500 states, not 700"):
+    with pytest.raises(ValueError, match="has runs of n=500 and flow=False, not of n=700"):
         diagnostics.main(n=700, out=tmp_path / "rates.json")
