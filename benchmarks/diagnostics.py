@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import autodsm as ad
+from autodsm.app.report import code
 from autodsm.exact.gaussian import HarmonicParticles
 from autodsm.paths.initial import initial_states
 from autodsm.process.noise import apply_Q, noisy
@@ -306,7 +307,10 @@ def main(
         if (kept["n"], kept["flow"]) != (n, flow):
             has = f"n={kept['n']} and flow={kept['flow']}"
             raise ValueError(f"{out} has runs of {has}, not of n={n} and flow={flow}: give another file.")
+        if kept["code"] != code():
+            raise ValueError(f"{out} has runs of other code: give another file.")
         results = kept["systems"]
+    about = {"n": n, "flow": flow, "code": code(), "times": SHARES.tolist()}
     for system in systems:
         case = CASES[system]()
         pilot = Pilot(case.process, case.y0, key=jax.random.key(0))
@@ -321,9 +325,7 @@ def main(
             for seed in range(len(runs), exact if name == "exact" else wrong):
                 runs.append(trial(case, target, score, n=n, flow=flow, seed=seed))
                 if out is not None:
-                    out.write_text(
-                        json.dumps({"n": n, "flow": flow, "times": SHARES.tolist(), "systems": results}) + "\n"
-                    )
+                    out.write_text(json.dumps({**about, "systems": results}) + "\n")
             console.print(f"{system}, {name}: {sum(bool(r['flags']) for r in runs)} of {len(runs)} flagged")
     console.print(summary(results))
 
