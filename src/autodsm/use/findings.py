@@ -172,9 +172,11 @@ class Report(NamedTuple):
             return []
         worst = max(bad, key=lambda x: x.rates.velocity.low if x.rates is not None else 0.0)
         assert worst.rates is not None
+        low = worst.rates.velocity.low
+        least = "more than itself" if low > 1 else f"at least {100 * low:.2g} % of its squared norm"
         return [
-            f"The velocity f − ½Qs is wrong by at least {100 * worst.rates.velocity.low:.2g} % of its squared norm at "
-            f"t = {worst.t:.3g}: currents and entropy production are to be quoted with their full errors only."
+            f"The velocity f − ½Qs is wrong by {least} at t = {worst.t:.3g}: currents and entropy production are to be "
+            "quoted with their full errors only."
         ]
 
     def _of_flags(self) -> list[str]:
