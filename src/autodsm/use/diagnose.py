@@ -48,8 +48,9 @@ from .stein import cramer_rao, diagonal, noise_columns, scores_at, stein_matrix
 
 SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Of t1, where a score is looked at."""
-STATES = 4000
-"""At each time: squared errors of a percent are then seen of most scores, and of a thousandth at late times."""
+STATES, CARRIED = 8000, 2000
+"""At each time, and carried by the flow, at most: squared errors of a percent are then seen of most scores, and of a
+thousandth at late times, variances of a flow to a tenth."""
 FEWEST = 64
 SHORT, _SHORT_STATES = (0.1, 0.4, 1.0), 1000
 POOR = 0.1
@@ -87,7 +88,7 @@ def diagnose(
 
     - `y0`: the start, as for `fit`.
     - `times`: where to look; by default six from t1/50 to t1.
-    - `n`: states at each time (4,000; fewer if they are large).
+    - `n`: states at each time (8,000; fewer if they are large).
     - `tolerance`: of the relative squared error; the verdict compares its interval with this.
     - `flow`: carry states by the probability flow, and compare them with paths.
     - `rates`: entropy rates with the score's own error in theirs. They derive the score.
@@ -126,7 +127,7 @@ def diagnose(
     pooled = squared_mean(_together(fields), level=LEVEL).p_value
     found = None
     if flow:
-        carried = carry(process, score, y0, times, max(2, n // 2), key=flow_key)
+        carried = carry(process, score, y0, times, min(n // 2, CARRIED), key=flow_key)
         found = compare(times, carried, fresh.y, key=compare_key)
     return Report(tuple(looks), pooled, found, n, float(tolerance), steady, fresh.about)
 
