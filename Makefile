@@ -25,6 +25,7 @@ check-slow: $(STAMP)
 	"$(BIN)/python" benchmarks/kill.py --signals 60
 	"$(BIN)/python" benchmarks/kill.py --signals 55 --moment saving
 	"$(BIN)/python" benchmarks/step_cost.py
+	"$(BIN)/python" benchmarks/diagnostics.py --out benchmarks/results/diagnostics.json
 
 lint: $(STAMP)
 	"$(BIN)/ruff" check .

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors and checkers of types; what runs is the table b
     from .process.process import Process
     from .process.systems import System
     from .use import likelihood, metrics, observables
+    from .use.diagnose import diagnose
     from .use.elbo import ELBO, elbo
     from .use.flow import flow
     from .use.likelihood import bits_per_dim, log_likelihood
@@ -72,6 +73,7 @@ __all__ = [
     "bits_per_dim",
     "cld",
     "data",
+    "diagnose",
     "elbo",
     "fit",
     "flow",
@@ -126,6 +128,7 @@ _HOMES = {
     "bits_per_dim": "use.likelihood:bits_per_dim",
     "cld": "process.priors:cld",
     "data": "data:",
+    "diagnose": "use.diagnose:diagnose",
     "elbo": "use.elbo:elbo",
     "fit": "learn.fit:fit",
     "flow": "use.flow:flow",

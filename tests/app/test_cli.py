@@ -1,5 +1,6 @@
 """The command line and the experiments behind it."""
 
+import html
 import json
 import os
 import re
@@ -168,7 +169,17 @@ def test_sample_and_evaluate_a_physical_system(autodsm, tmp_path):
     assert autodsm("evaluate", run, "--n", "500").returncode == 0
     rows = json.loads((run / "result.json").read_text())["numbers"]["evaluation"]["n=500, seed=0"]
     assert rows["relative score error, t = 5"]["value"] < 0.05
-    assert abs(rows["entropy rate, total, t = 5"]["value"]) < 0.05  # in equilibrium
+    total = rows["entropy rate, total, t = 5"]
+    assert abs(total["value"]) < 0.05  # in equilibrium
+    assert float(total["remark"].split()[-1]) <= total["error"]  # with the score's own error, not sampling only
+    assert "score's own error is included" in total["remark"]
+    numbers = json.loads((run / "result.json").read_text())["numbers"]
+    assert numbers["diagnostics"]["n=500, seed=0"]["verdict"] in ("consistent", "cannot tell")
+    page = (run / "report.html").read_text()
+    assert numbers["diagnostics"]["n=500, seed=0"]["sentence"] in html.unescape(page)
+    assert page.count('src="data:image/png;base64,') == 2
+    assert "://" not in page  # nothing is loaded
+    assert ".png" not in page
     refused = autodsm("sample", run, "--method", "sde")
     assert refused.returncode == 2
     assert "has no prior" in refused.stderr

@@ -674,3 +674,21 @@ def test_units_do_not_change_training(name):
         assert setup.rounds == before.rounds
         assert setup.plan.steps == before.plan.steps
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
+
+
+def test_a_poor_score_is_told_at_the_end(recwarn):
+    """Two steps from a frame that knows the first two moments only, of a law with two peaks; and the model's report."""
+
+    def y0(key, n):
+        return jnp.sign(jax.random.normal(key, (n, 1))) + 0.1 * jax.random.normal(key, (n, 1))
+
+    options: dict = dict(objective=ad.LocalDSM(OU, schedule=ad.FromZero()), width=8, depth=1, steps=2, progress=False)
+    with pytest.warns(UserWarning, match=r"the trained score is poor. Inconsistent: .* the squared error is"):
+        ad.fit(OU, y0, key=KEY, check=True, **options)
+    recwarn.clear()
+    model = ad.fit(OU, y0, key=KEY, **options)  # a trial of a few steps
+    assert not [each for each in recwarn if "poor" in str(each.message)]
+    report = model.diagnose(key=KEY, times=[0.1], n=500, flow=False, rates=False)
+    assert report.verdict == "inconsistent"
+    with pytest.raises(TypeError, match="check=3"):
+        ad.fit(OU, y0, key=KEY, check=3, **options)

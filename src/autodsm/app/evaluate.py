@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base import plot
-from ..base.estimate import Estimate, estimate, over_samples
+from ..base.estimate import estimate, over_samples
 from ..exact.gaussian import HarmonicParticles, gaussian_marginals
 from ..exact.products import checkerboard as exact_checkerboard
 from ..learn.fit import fit
@@ -24,19 +24,20 @@ from ..learn.model import Model
 from ..paths.initial import initial_states
 from ..paths.simulate import simulate
 from ..process.clock import EARLIEST
-from ..process.noise import is_invertible
 from ..run.folder import RESTORE, RunFolder, free_path, locked, read_json, read_numbers
-from ..use import metrics, observables
+from ..use import metrics
 from ..use.elbo import ELBO
+from ..use.findings import Report
 from ..use.flow import flow_with_density, lost
 from ..use.likelihood import log_likelihood
 from ..use.sample import sample
 from .arguments import Options
+from .html import page
+from .judge import LARGE, SHARES, Row, diagnosed, errors_seen, rates, row_of
 from .problems import Problem, check_unchanged
 from .training import arguments, load
 
 _AGAINST = "against the exact score"
-SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
 
 
 class Run(NamedTuple):
@@ -110,6 +111,7 @@ def open_finished(path: Path, console: Console) -> Run:
         out=path,
         checkpoint_every=options.checkpoint_every,
         progress=False,
+        check=False,
         **given,
     )
     shape = initial_states(problem.y0, 1, key=jax.random.key(0)).shape[1:]
@@ -163,39 +165,38 @@ def carry(run: Run, n: int, times: np.ndarray, *, key) -> np.ndarray:
     return np.moveaxis(found, 1, 0)[1:]
 
 
-class Row(NamedTuple):
-    """What was measured."""
-
-    name: str
-    value: float
-    error: float
-    """Its standard error, or for a distance its noise floor."""
-    remark: str = ""
-
-
-def _row(name: str, found: Estimate, remark: str = "") -> Row:
-    return Row(name, found.value, found.stderr, remark)
-
-
 def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
     """All that applies, as a table, in result.json, and as a figure."""
-    generative = run.problem.prior is not None
-    rows, figure = (_generative if generative else _physical)(run, n, jax.random.key(seed))
+    problem, key = run.problem, jax.random.key(seed)
+    report = diagnosed(problem, run.model.score, run.shape, n, key=jax.random.fold_in(key, 1))
+    rows, figure = _physical(run, n, key, report) if problem.prior is None else _generative(run, n, key)
+    rows += errors_seen(report)
     if (exact := exact_score(run)) is not None:
         rows += _score_errors(run, exact, n, jax.random.key(seed + 1))
     table = Table("quantity", "value", "± / floor", "remark", title=f"{run.path}: {n} samples")
     for name, value, error, remark in rows:
         table.add_row(name, f"{value:.4g}", f"{error:.2g}", remark)
     console.print(table)
+    console.print(report.sentence, soft_wrap=True)
     folder = RunFolder(run.path)
+    figures = {}
     if figure is not None:
         name = free_path(folder.path / "figures" / "evaluation.png").stem
         console.print(f"Figure: {folder.save_figure(name, figure)}", soft_wrap=True)
+        figures["Samples"] = figure
+    if history := run.model.history:
+        figures["Loss"] = plot.loss_curve(np.array([[row["step"], row["loss"]] for row in history]))
+    shown = [(name, f"{value:.4g}", f"{error:.2g}", remark) for name, value, error, remark in rows]
+    written = free_path(run.path / "report.html")
+    written.write_text(page(f"{run.path.name}: {n} samples", report, shown, figures), encoding="utf-8")
+    console.print(f"Report: {written}", soft_wrap=True)
     found = {name: {"value": value, "error": error, "remark": remark} for name, value, error, remark in rows}
     with locked(run.path):
         numbers = read_numbers(run.path)
         kept = {**numbers.get("evaluation", {}), f"n={n}, seed={seed}": found}
-        folder.save_result({**numbers, "evaluation": kept}, seed=run.options.seed)
+        about = {"verdict": report.verdict, "sentence": report.sentence, "flags": list(report.flags)}
+        judged = {**numbers.get("diagnostics", {}), f"n={n}, seed={seed}": about}
+        folder.save_result({**numbers, "evaluation": kept, "diagnostics": judged}, seed=run.options.seed)
     return found
 
 
@@ -211,41 +212,33 @@ def _generative(run: Run, n: int, key):
         assert isinstance(y, np.ndarray)
         rows += _distances(y, data, keys[2], f"{method} samples to data")
         points[method] = [y]
-    divergence = "exact" if d <= 64 else "hutchinson"
+    divergence = "exact" if d <= LARGE else "hutchinson"
     bound = ELBO(process, prior, kind="ism", divergence=divergence).average(score, data, key=keys[3])
-    rows.append(_row("log-likelihood, ISM bound", bound, "nats"))
+    rows.append(row_of("log-likelihood, ISM bound", bound, "nats"))
     local = ELBO(process, prior, kind="local-dsm").average(score, data, key=keys[5])
-    rows.append(_row("log-likelihood, local-DSM bound", local, "nats, λ = 0.001"))
+    rows.append(row_of("log-likelihood, local-DSM bound", local, "nats, λ = 0.001"))
     few = data[: max(2, n // 4)]
 
     def exactly(x, k):
         return log_likelihood(process, score, prior, x, divergence=divergence, key=k)
 
     values = over_samples(exactly, few, key=keys[4])
-    rows.append(_row("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
+    rows.append(row_of("log-likelihood, flow", estimate(values), f"nats, divergence {divergence}"))
     flat = {name: _in_the_plane(ys) for name, ys in points.items()}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, [EARLIEST * process.t1]) if shown else None
 
 
-def _physical(run: Run, n: int, key):
+def _physical(run: Run, n: int, key, report: Report):
     process, score = run.problem.process, run.model.score
     times = process.t1 * np.array(SHARES)
     keys = jax.random.split(key, 4)
     carried = carry(run, n, times, key=keys[0])
     simulated = _simulated(run, n, times, key=keys[1])
-    invertible = all(is_invertible(process, run.shape, t) for t in times)
-    large = int(np.prod(run.shape)) > 64
     rows: list[Row] = []
     for i, t in enumerate(times):
         rows += _distances(carried[i], simulated[i], keys[2], f"flow to paths, t = {t:g}")
-        if invertible:
-            rates = observables.entropy_production(process, score, simulated[i], t)
-            rows += [_row(f"entropy rate, {name}, t = {t:g}", rate) for name, rate in rates._asdict().items()]
-        else:
-            divergence = "hutchinson" if large else "exact"
-            rate = observables.entropy_rate(process, score, simulated[i], t, divergence=divergence, key=keys[3])
-            rows.append(_row(f"entropy rate, system, t = {t:g}", rate, "no production: g gᵀ is singular"))
+        rows += rates(report, process, score, simulated[i], float(t), key=keys[3])
     flat = {"paths": _in_the_plane(list(simulated)), "flow": _in_the_plane(list(carried))}
     shown = {name: ys for name, ys in flat.items() if ys is not None}
     return rows, plot.samples_over_time(shown, list(times)) if shown else None
@@ -273,9 +266,9 @@ def _score_errors(run: Run, exact: Callable, n: int, key) -> list[Row]:
         truth = over_samples(lambda y, at=at: exact(y, jnp.asarray(at)), states[i])
         known = np.all(np.isfinite(truth.reshape(n, -1)), axis=1)
         given = (run.model.score, exact, states[i][known], at)
-        rows.append(_row(f"relative score error, t = {t:g}", metrics.relative_score_error(*given), _AGAINST))
+        rows.append(row_of(f"relative score error, t = {t:g}", metrics.relative_score_error(*given), _AGAINST))
         error = metrics.relative_velocity_error(run.problem.process, *given)
-        rows.append(_row(f"relative velocity error, t = {t:g}", error, f"{_AGAINST}; v = f − ½ Q s"))
+        rows.append(row_of(f"relative velocity error, t = {t:g}", error, f"{_AGAINST}; v = f − ½ Q s"))
     return rows
 
 

@@ -115,7 +115,7 @@ def train_problem(source: dict, options: Options, out: Path, console: Console) -
     last = float(history[-max(1, len(history) // 10) :, 1].mean())
     rates = [row["steps_per_s"] for row in model.history]
     numbers: dict = {"loss": last, "steps": options.steps, "ms_per_step": 1e3 / float(np.median(rates))}
-    numbers |= {"evaluation": before["evaluation"]} if "evaluation" in before else {}
+    numbers |= {name: before[name] for name in ("evaluation", "diagnostics") if name in before}
     with locked(out):
         folder.save_result(numbers, seed=options.seed)
     console.print(f"done: loss {last:.4g} (mean of the last tenth), written to {out}", soft_wrap=True)

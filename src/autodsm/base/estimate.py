@@ -15,7 +15,7 @@ _NUMBERS = 1 << 22  # in a chunk
 
 
 class Estimate(NamedTuple):
-    """A mean over samples, and its standard error."""
+    """A mean over samples, and its standard error, of sampling only: not of a score or whatever else is averaged."""
 
     value: float
     stderr: float

@@ -123,7 +123,7 @@ def report(numbers: dict, seeds: int) -> list[str | Grid]:
             rows.append(["exact", *(written(value, digits=5) for value in exact)])
         title = f"{part}, {each['steps']} steps, {each['samples']} samples"
         items += [Grid(title, ["", *(f"t = {t:g}" for t in times)], rows), _deviations(times, each)]
-    return items
+    return [*items, _meaning(seeds)]
 
 
 def _deviations(times: list[float], each: dict) -> str:
@@ -135,6 +135,15 @@ def _deviations(times: list[float], each: dict) -> str:
         worst = int(np.argmax(np.abs(off)))
         told.append(f"{_TITLES[name]} {off[worst]:+.1f} (t = {times[worst]:g})")
     return f"Learned − exact, where it is largest, in standard errors: {', '.join(told)}."
+
+
+def _meaning(seeds: int) -> str:
+    if seeds == 1:
+        return "Errors are of sampling only, of one training: the error of its score is not in them."
+    return (
+        f"Errors are over {seeds} trainings, each with samples of its own: they include what the score of a training "
+        "is off by chance, not what all trainings have in common."
+    )
 
 
 EXPERIMENT = Experiment(trial, combine, figures, report, parts=PARTS, seeds=3)

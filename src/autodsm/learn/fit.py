@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 
 from ..base.calls import check_returned, shape_of
-from ..base.errors import as_floating, check_count, check_key, suggest_options
+from ..base.errors import as_floating, check_count, check_flag, check_key, suggest_options
 from ..base.types import PRNGKey
 from ..network import Score, trainable
 from ..paths.initial import LOOK, as_start, initial_states
@@ -22,6 +23,7 @@ from ..process.process import Process, check_process
 from ..run.config import describe, digest, fingerprint, open_run
 from ..run.folder import locked
 from ..run.watch import announce
+from ..use.diagnose import poor
 from .choose import Plan, is_image, make_plan
 from .model import Model
 from .objective import AbstractObjective
@@ -152,6 +154,7 @@ def fit(
     checkpoint_every: int = 1000,
     progress: bool = True,
     each_round: Callable[[int, Any], object] | None = None,
+    check: bool | None = None,
     **options,
 ) -> Model:
     """Learn the score of a process.
@@ -166,6 +169,8 @@ def fit(
     - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
       configuration, that run is resumed, to the same result as if it had not been interrupted.
     - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
+    - `check`: look at the score at the end, on fresh states, and warn if it is surely poor; by default after trainings
+      of 1,000 steps or more, of whose time it takes a few percent. `model.diagnose(key=key)` says more.
 
     and, as `options`:
 
@@ -180,6 +185,8 @@ def fit(
     """
     check_count("checkpoint_every", checkpoint_every)
     check_key(key)
+    if check is not None:
+        check_flag("check", check)
     y0 = as_start(y0)
     if out is not None:
         _check_repeats(y0, key)
@@ -205,7 +212,19 @@ def fit(
             each_round=each_round and (lambda step, state: each_round(step, used(state.ema))),
         )
     score, last = used(state.ema), used(state.params)
-    return Model(score, last, setup.objective, history, setup.config)
+    if setup.rounds.steps >= CHECKED if check is None else check:
+        _warn_if_poor(setup, score, y0)
+    return Model(score, last, setup.objective, history, setup.config, y0)
+
+
+CHECKED = 1000
+"""Steps from which a training is looked at when it ends: one of fewer is a trial, and compiling takes as long."""
+
+
+def _warn_if_poor(setup: Setup, score, y0) -> None:
+    key = jax.random.fold_in(setup.key, CHECKED)
+    if (found := poor(setup.objective.process, score, y0, setup.objective.forward, key=key)) is not None:
+        warnings.warn(f"the trained score is poor. {found} model.diagnose(key=key) says more.", stacklevel=4)
 
 
 def _check_repeats(y0, key: PRNGKey) -> None:

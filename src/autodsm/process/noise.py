@@ -44,6 +44,19 @@ def solve_Q(process: Process, t, v: State) -> State:
     return v / expand_noise(g, v.shape) ** 2
 
 
+def solve_noisy(process: Process, t, v: State) -> State:
+    """`Q⁻¹ v` among the coordinates that noise enters, where Q has an inverse among them; zero for others."""
+    g = process.g(t).astype(v.dtype)
+    mask = noisy(process, t, v.shape).astype(v.dtype)
+    if noise_kind(g.shape, v.shape) == "matrix":
+        structure = process.structure_for(v.shape)
+        rest = 1.0 - structure.split(jnp.broadcast_to(mask, v.shape))
+        cov = structure.noise_cov(g) + rest[..., None] * jnp.eye(rest.shape[-1], dtype=v.dtype)
+        inverse, _ = inverse_and_log_det(cov)
+        return mask * structure.join(structure.matvec(inverse, structure.split(mask * v)))
+    return mask * v / (expand_noise(g, v.shape) ** 2 + (1.0 - mask))
+
+
 def inner(process: Process, t, a: State, b: State) -> Float[Array, ""]:
     """`aᵀ Q b`."""
     return jnp.sum(a * apply_Q(process, t, b))

@@ -7,6 +7,9 @@ With `v = f − ½ Q s`, D = Q/2 and averages over samples of q_t:
     total entropy production      E[vᵀ D⁻¹ v] ≥ 0
     entropy given to the medium   total − dS/dt = E[vᵀ D⁻¹ f]
 
+Their standard errors are of sampling only: with n states they fall as n^{−½}, whatever the score is worth. Rates with
+the score's own error in theirs are in the report of `diagnose`, see `rates`.
+
 The second form of dS/dt needs the score of every coordinate, the first only that of those with noise, which is all that
 exists for degenerate noise; total and medium need an invertible D, and are refused by name without. Automatic
 differentiation misses the delta in ∇·v where a drift jumps: the first form, and densities along the flow, are refused
@@ -100,7 +103,7 @@ def log_density(
 
 
 def entropy(log_densities) -> Estimate:
-    """`S = −E[log q]`, from log-densities at samples of q."""
+    """`S = −E[log q]`, from log-densities at samples of q; `stderr` is of sampling only."""
     found = estimate(_finite("log_densities", log_densities))
     return Estimate(-found.value, found.stderr)
 
@@ -119,7 +122,8 @@ def entropy_rate(
 ) -> Estimate:
     """`dS/dt` at t, over samples (n, *shape) of q_t.
 
-    `form="divergence"` is E[∇·v], for any noise; `"score"` is −E[v·s], cheaper, for scores of all coordinates.
+    `form="divergence"` is E[∇·v], for any noise; `"score"` is −E[v·s], cheaper, for scores of all coordinates. `stderr`
+    is of sampling only; the two forms differ by an error of the score.
     """
     ys = _check(process, score, ys, t)
     check_name("form", form, ("divergence", "score"))
@@ -133,7 +137,7 @@ def entropy_rate(
 
 
 class EntropyProduction(NamedTuple):
-    """Rates of entropy: of the system, of the medium, and their sum."""
+    """Rates of entropy: of the system, of the medium, and their sum; `stderr` of each is of sampling only."""
 
     system: Estimate
     medium: Estimate
