@@ -6,6 +6,7 @@ from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
 from ..process.clock import Clock
 from ..process.process import Process, check_process
 from ..targets import AbstractForward, Adapted, Kinetic, Local, Paths, Tabulated
+from ..targets.averaging import check_references
 from .objective import DSM
 
 DEFAULT_LAM = 1e-2
@@ -138,6 +139,7 @@ def TabulatedDSM(
     *,
     weighting: str = "perceptual",
     variance_reduction: str = "antithetic",
+    references: int | None = None,
     **options,
 ) -> DSM:
     """Denoising score matching with the exact kernel from y_0, for elementwise drifts.
@@ -146,11 +148,29 @@ def TabulatedDSM(
 
     Without `y_range`, `prepare` (which `fit` calls) takes it from the data. The table is built when the shape of a
     state is known: by `prepare`, or at the first draw.
+
+    In a training, targets are averaged over `references` starts: as many as `prepare` finds worth their time, or as are
+    given; 1 is none but the own. With weighting="likelihood", a bound for each example, there is no averaging.
     """
     check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
     if y_range is not None:
         check_range("y_range", y_range)
     check_process(process)
     clock = Clock(process)
-    target = Tabulated(process, y_range=y_range, antithetic=variance_reduction == "antithetic", clock=clock)
+    references = _references(references, weighting)
+    antithetic = variance_reduction == "antithetic"
+    target = Tabulated(process, y_range=y_range, antithetic=antithetic, references=references, clock=clock)
     return DSM(process, target, weighting=weighting, clock=clock, **options)
+
+
+def _references(references: int | None, weighting: str) -> int | None:
+    """As given; 1 for bounds."""
+    check_references(references)
+    if weighting != "likelihood":
+        return references
+    if references not in (None, 1):
+        raise ValueError(
+            f'references={references} averages targets over starts, and weighting="likelihood" is a bound for each '
+            "example, which needs the score given it. Leave references out, or take another weighting."
+        )
+    return 1

@@ -12,6 +12,7 @@ are loops, which keep one core busy, and data may come from a disk.
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -36,6 +37,8 @@ from .objective import AbstractObjective
 
 MAX_ROUND = 64
 _FLOATS = 1 << 22  # numbers drawn at once, at most
+_TOGETHER = 1 << 14
+"""Pairs of a state and a start, times coordinates, for which draws that are averaged over starts are made at once."""
 
 
 class TrainState(NamedTuple):
@@ -186,21 +189,41 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
 
     The times of every step are stratified: with u uniform in (0, 1), of times `(k + u)/pairs`, k = 0, 1, …, each of
     its paths · pairs strata holds one.
+
+    An objective that averages targets over starts draws from a group of them at one time. Its members go to as many
+    consecutive steps, one to each, so that every step has all strata still.
     """
     _, order_key, u_key, draw_key = _keys(key, step)
-    x = _starts(data, key, step, steps * rounds.paths)
-    strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, steps))
+    blocks, members = _groups(objective, steps)
+    pool = objective.arrange(_starts(data, key, step, blocks * members * rounds.paths))
+    strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, blocks))
     strata = jax.random.permutation(order_key, strata, axis=0, independent=True)
     u = (strata + jax.random.uniform(u_key, strata.shape)) / rounds.paths
-    u = jnp.minimum(u, 1.0 - 1e-7).astype(x.dtype).reshape(-1)
-    draws = jax.vmap(lambda x, k, u: objective.draws(x, key=k, u=u))(x, jax.random.split(draw_key, len(x)), u)
+    u = jnp.minimum(u, 1.0 - 1e-7).astype(pool.dtype).reshape(-1)
 
-    def deal(leaf):  # (paths · steps, pairs, …) -> (steps, paths · pairs, …)
+    def draw(index, key, u):
+        return objective.draws_together(pool, index, members, key=key, u=u)
+
+    given = (jnp.arange(u.size), jax.random.split(draw_key, u.size), u)
+    if members == 1:
+        draws = jax.vmap(draw)(*given)
+    else:  # what a group needs, so often, should fit into caches
+        some = max(1, _TOGETHER // (members**2 * max(pool[0].size, 1)))
+        draws = jax.lax.map(lambda each: draw(*each), given, batch_size=some)
+
+    def deal(leaf):  # (paths · blocks, members, pairs, …) -> (steps, paths · pairs, …)
         step, path, pair = np.ogrid[:steps, : rounds.paths, : rounds.pairs]
-        leaf = leaf.reshape(rounds.paths, steps, rounds.pairs, *leaf.shape[2:])
+        leaf = leaf.reshape(rounds.paths, blocks * members, rounds.pairs, *leaf.shape[3:])
+        leaf = leaf[:, :steps]
         return leaf[path, (step - pair) % steps, pair].reshape(steps, rounds.paths * rounds.pairs, *leaf.shape[3:])
 
     return jax.tree.map(deal, draws)
+
+
+def _groups(objective: AbstractObjective, steps: int) -> tuple[int, int]:
+    """How many blocks of steps a round has, and how many steps a block: members of the groups that are drawn from."""
+    blocks = -(-steps // objective.references)
+    return blocks, -(-steps // blocks)
 
 
 def _keys(key: PRNGKey, step) -> Array:
@@ -250,7 +273,8 @@ def train(
 
     def draws_at(step: int):
         steps = min(rounds.round_steps, rounds.steps - step)
-        data = y0 if traceable else Batch(_starts(y0, key, step, steps * rounds.paths))
+        count = math.prod(_groups(objective, steps)) * rounds.paths
+        data = y0 if traceable else Batch(_starts(y0, key, step, count))
         return drawing(steps)(data, key, jnp.asarray(step, jnp.int32))
 
     run = make_round(objective, network, optimizer, rounds)
@@ -314,7 +338,8 @@ def ahead(make: Callable[[int], Any], items: Iterable[int]) -> Generator[Any]:
 def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, rounds: Rounds, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
     step, steps = int(state.step) + first + 1, jax.tree.leaves(draws)[0].shape[0]
-    x = np.asarray(_starts(y0, key, state.step, steps * rounds.paths))
+    blocks, members = _groups(objective, steps)
+    x = np.asarray(_starts(y0, key, state.step, blocks * members * rounds.paths))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
@@ -325,10 +350,10 @@ def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, 
     losses = np.asarray(eqx.filter_jit(jax.vmap(lambda draw: objective.at(score, draw)))(batch))
     worst = int(np.argmax(np.where(np.isfinite(losses), np.abs(losses), np.inf)))
     path, pair = divmod(worst, rounds.pairs)
-    start = x[path * steps + (first - pair) % steps]  # as they were dealt
+    start = x[path * steps + (first - pair) % steps] if members == 1 else "one of a group"  # as they were dealt
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf[worst]), batch))
     broken = not all(np.isfinite(leaf).all() for leaf in leaves)
-    shown = [np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]
+    shown = [v if isinstance(v, str) else np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]
     example = f"y_0 = {shown[0]}; t, y and what follows = {', '.join(shown[1:])}; its loss is {losses[worst]}"
     advice = (
         "The simulated state or its target is not finite there: the drift may blow up, or the path needs more steps "

@@ -42,9 +42,16 @@ class AbstractForward(eqx.Module):
 class AbstractTarget(AbstractForward):
     """A way to draw (y_t, target) given y_0 = x."""
 
+    averaging = None
+    """Over which starts of a training's round targets are averaged, an `Averaging`; or None."""
+
     @abc.abstractmethod
     def draw(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Draw:
         """One draw at each of `times`: a `Draw` whose leaves have a leading axis k."""
+
+    def together(self, xs: Float[Array, "m ..."], t, *, key: PRNGKey) -> Draw:
+        """A draw at t from each of m starts, targets averaged over all of them: leaves have a leading axis m."""
+        raise NotImplementedError(f"{type(self).__name__} does not average over starts.")
 
     def draws_per_path(self, shape: tuple[int, ...]) -> int:
         """How many draws of one example, by one call, train soonest for states of this shape."""
