@@ -32,6 +32,7 @@ def LocalDSM(
     forward: AbstractForward | None = None,
     steps: int | None = None,
     pairs_per_path: int | None = None,
+    references: int | None = None,
     **options,
 ) -> DSM:
     """Local denoising score matching: kernels over [s(t), t], by default with `∫g² = λ = 10⁻²`, in units of each
@@ -47,6 +48,8 @@ def LocalDSM(
     - `variance_reduction`: "antithetic" (pairs ±ε), "control" (subtracts `s_θ(m)ᵀQŝ`) or "none".
     - `forward`: how y_s is drawn; `steps`: of the simulated path, when no other way is given.
     - `pairs_per_path`: how many times one path serves (32, or less if the batch is small).
+    - `references`: of a linear process with `FromZero()`, over how many starts targets are averaged in a training; by
+      default as `prepare` finds it. 1 is none but the own, as always for weighting="likelihood".
     - `options`: `prior`, `times`, `t0` of `DSM`.
     """
     check_name("variance_reduction", variance_reduction, VARIANCE_REDUCTIONS)
@@ -60,6 +63,9 @@ def LocalDSM(
     from_zero = isinstance(schedule, FromZero)
     if from_zero and (forward is not None or steps is not None):
         raise ValueError("schedule=FromZero() starts from the data: it needs neither forward=... nor steps=... .")
+    references = _references(references, weighting)
+    if references not in (None, 1) and not from_zero:
+        raise ValueError(f"references={references} needs kernels from the start: schedule=FromZero(), a linear drift.")
     clock = Clock(process)
     target = Local(
         process,
@@ -69,6 +75,7 @@ def LocalDSM(
         ito=ito,
         antithetic=variance_reduction == "antithetic",
         relative=relative,
+        references=references,
     )
     options |= dict(weighting=weighting, control=variance_reduction == "control", pairs_per_path=pairs_per_path)
     return DSM(process, target, clock=clock, **options)

@@ -34,19 +34,23 @@ from ..process.clock import EARLIEST, Clock
 from .base import Draw
 from .pilot import Pilot
 
-REFERENCES = 16
-"""Starts of a group, unless told otherwise."""
+MOST_REFERENCES, FEWEST_REFERENCES = 16, 4
+"""Starts of a group, unless told otherwise: between these, and so that they have no more than `_LOOKED_UP` coordinates,
+for each of which, and for each state, the kernel is evaluated."""
+_LOOKED_UP = 1 << 10
+_WORTH = 0.05
+"""Share by which `E|ŝ|²` must fall, on the mean over log t, for averaging to be worth its time."""
 _DIRECTIONS = 3
 """Principal directions of the starts by which they are put in order. More would leave the first of them too coarse: a
 pool of 2¹⁵ starts is told apart by 15 bits."""
 _BITS = 10  # of each direction
 _QUANTILES = np.linspace(0.0, 1.0, 65)
-_TIMES = 12
+_TIMES = 8
 """At which the pilot looks for the best blocks, evenly in log G; between them the share's logarithm is linear."""
 _POOL = 1 << 15
 """Starts of the pilot, and of a round of 64 steps of 512 starts; of states of many numbers fewer, see `_NUMBERS`."""
 _NUMBERS = 1 << 20  # in all starts of the pilot
-_TRIED = 1 << 11  # draws for each time and block: noise to some percent
+_TRIED = 1 << 10  # draws for each time and block: E|ŝ|² to some percent
 
 
 class Averaging(eqx.Module):
@@ -106,39 +110,51 @@ def check_references(references: int | None) -> None:
         check_count("references", references)
 
 
-def find_averaging(pilot: Pilot, together: Callable[..., Draw], references: int | None) -> Averaging:
+def find_averaging(pilot: Pilot, together: Callable[..., Draw], references: int | None) -> Averaging | None:
     """The order of the starts of a `Pilot`, and the blocks of least noise for `together(xs, t, key=key)`, draws from
-    the starts of a group whose targets are averaged over it."""
-    references = REFERENCES if references is None else references
+    the starts of a group whose targets are averaged over it; None where the number of references was not given, and
+    averaging over as many as are affordable is not worth its time."""
+    size, given = int(np.prod(pilot.shape)), references is not None
+    if not given and (references := min(MOST_REFERENCES, _LOOKED_UP // max(1, size))) < FEWEST_REFERENCES:
+        return None
+    assert references is not None
     pilot.report("pilot: starts to average over …")
-    order_key, pool_key, draw_key = jax.random.split(pilot.key, 3)
-    size = int(np.prod(pilot.shape))
+    pool_key, draw_key = jax.random.split(pilot.key)
     groups = max(1, min(_POOL, _NUMBERS // max(1, size)) // references)
     pool = initial_states(pilot.y0, groups * references, key=pool_key)
     directions, quantiles = _directions(np.asarray(pool, np.float64).reshape(len(pool), -1))
     plain = Averaging(directions, quantiles, jnp.zeros(2), pilot.clock, references)
     pool = eqx.filter_jit(plain.arrange)(pool)
-    widths = np.unique(np.geomspace(1, groups, 1 + int(np.ceil(np.log2(groups)))).round().astype(int))
-    tried = int(np.clip(_TRIED // references, 1, groups))
+    widths = np.unique(np.geomspace(1, groups, 1 + int(np.ceil(0.5 * np.log2(groups)))).round().astype(int))
     first, last = (float(pilot.clock.log(t)) for t in (EARLIEST * pilot.clock.t1, pilot.clock.t1))
     times = pilot.clock.inverse(jnp.linspace(first, last, _TIMES))
+    tried = int(np.clip(_TRIED // references, 1, groups))
+    index = jnp.arange(tried) * groups // tried  # the same draws for all widths
+    keys = jax.random.split(draw_key, tried)
 
-    @jax.jit
-    def noise(width, t):
-        """`E|ŝ|²`, in units of the kernel's deviation."""
+    def noise(members: int, width, t):
+        """`E|ŝ|²` over the first of each group's members, in units of the kernel's deviation."""
 
         def one(given):
             index, key = given
             place_key, key = jax.random.split(key)
-            draw = together(pool[place_members(index, groups, references, width, key=place_key)], t, key=key)
+            places = place_members(index, groups, references, width, key=place_key)[:members]
+            draw = together(pool[places], t, key=key)
             return jnp.mean((draw.score * draw.scale[:, None]) ** 2)
 
-        index = jnp.arange(tried) * groups // tried  # the same draws for all widths
-        return jnp.mean(jax.lax.map(one, (index, jax.random.split(draw_key, tried))))
+        return jnp.mean(jax.lax.map(one, (index, keys)))
 
-    found = np.array([[float(noise(w, t)) for w in widths] for t in times])
-    best = widths[np.argmin(np.where(np.isfinite(found), found, np.inf), axis=1)]
-    return Averaging(directions, quantiles, jnp.log(jnp.asarray(best / groups, float)), pilot.clock, references)
+    @jax.jit
+    def found(t):
+        every = jax.lax.map(lambda width: noise(references, width, t), jnp.asarray(widths, jnp.int32))
+        return every, noise(1, groups, t)
+
+    averaged, alone = (np.array(v) for v in zip(*map(found, times), strict=True))
+    averaged = np.where(np.isfinite(averaged), averaged, np.inf)
+    if not given and not np.mean(averaged.min(axis=1) / alone) <= 1.0 - _WORTH:
+        return None
+    shares = jnp.log(jnp.asarray(widths[np.argmin(averaged, axis=1)] / groups, float))
+    return Averaging(directions, quantiles, shares, pilot.clock, references)
 
 
 def _directions(x: np.ndarray) -> tuple[Array, Array]:
