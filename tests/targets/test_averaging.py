@@ -29,28 +29,51 @@ def bumps(key, n):
     return jnp.asarray(MEANS)[second] + SPREAD * jax.random.normal(noise, (n, 2))
 
 
-def exact_score(t):
-    """Of the bumps, moved by the process."""
-    parts = [ad.reference.gaussian_marginals(LINEAR, mean, np.diag(SPREAD**2)).moments(t) for mean in MEANS]
+EXACT = [ad.reference.gaussian_marginals(LINEAR, mean, np.diag(SPREAD**2)) for mean in MEANS]
+TARGET = ad.LocalDSM(LINEAR, schedule=ad.FromZero(), references=4).target
+
+
+@jax.jit
+def exact_score(y, moments):
+    """Of the bumps, moved by the process: each stays Gaussian, with these moments."""
 
     def log_density(y):
-        logs = [dist.MultivariateNormal(mean, cov).log_prob(y) for mean, cov in parts]
+        logs = [dist.MultivariateNormal(mean, cov).log_prob(y) for mean, cov in moments]
         return jax.nn.logsumexp(jnp.stack(logs) + jnp.log(jnp.asarray(SHARES)))
 
-    return jax.jit(jax.vmap(jax.grad(log_density)))
+    return jax.vmap(jax.grad(log_density))(y)
 
 
-@pytest.fixture(scope="module")
-def linear():
-    """The target of a linear process."""
-    return ad.LocalDSM(LINEAR, schedule=ad.FromZero(), references=4).target
+@jax.jit
+def averaged(x, t, keys):
+    """y, ŝ and `1/Σ_j w_j²`, of how many starts it is an average, of one draw from each of the groups x."""
+
+    def one(x, key):
+        draw = TARGET.together(x, t, 1, key=key)
+        kernels = jax.vmap(lambda x: ad.transition(LINEAR, x, 0.0, t))(x)
+        y = draw.y[0, 0]
+        weights = jax.nn.softmax(jax.vmap(lambda kernel: kernel.log_prob(y))(kernels))
+        return y, draw.score[0, 0], 1.0 / jnp.sum(weights**2)
+
+    return jax.vmap(one)(x, keys)
 
 
-def drawn(together, m, t, n):
-    """y and ŝ of one draw from each of n groups of m starts."""
-    x = bumps(KEY, n * m).reshape(n, m, 2)
-    draw = jax.jit(jax.vmap(lambda x, k: together(x, t, key=k)))(x, jax.random.split(jax.random.key(1), n))
-    return draw.y[:, 0, 0], draw.score[:, 0, 0]
+@jax.jit
+def of_others(x, t, keys):
+    """y, from the first of each group, and a target averaged over all but that."""
+
+    def one(x, key):
+        y = TARGET.together(x[:1], t, 1, key=key).y[0, 0]
+        kernels = jax.vmap(lambda x: ad.transition(LINEAR, x, 0.0, t))(x[1:])
+        return y, jax.grad(lambda y: jax.nn.logsumexp(jax.vmap(lambda kernel: kernel.log_prob(y))(kernels)))(y)
+
+    return jax.vmap(one)(x, keys)
+
+
+def drawn(draw, m, t, n):
+    """From n groups of m starts: y, `ŝ − s` and ŝ in units of the coordinates, and what else there is."""
+    y, score, *rest = draw(bumps(KEY, n * m).reshape(n, m, 2), t, jax.random.split(jax.random.key(1), n))
+    return y, (score - exact_score(y, [exact.moments(t) for exact in EXACT])) * UNITS, score * UNITS, *rest
 
 
 def residuals(y, apart):
@@ -61,49 +84,22 @@ def residuals(y, apart):
     return found.mean(1) / (found.std(1) / np.sqrt(len(y)))
 
 
-def effective(m, t, n):
-    """`1/Σ_j w_j²` on the mean: of how many starts a target is an average."""
-
-    def one(x, key):
-        kernels = jax.vmap(lambda x: ad.transition(LINEAR, x, 0.0, t))(x)
-        y = jax.tree.map(lambda leaf: leaf[0], kernels).sample(jax.random.normal(key, (2,)))
-        return 1.0 / jnp.sum(jax.nn.softmax(jax.vmap(lambda k: k.log_prob(y))(kernels)) ** 2)
-
-    x = bumps(KEY, n * m).reshape(n, m, 2)
-    return float(jnp.mean(jax.jit(jax.vmap(one))(x, jax.random.split(KEY, n))))
-
-
 @pytest.mark.parametrize("m", [2, 5, 33])
-def test_the_mean_is_the_score_and_the_noise_falls(linear, m):
+def test_the_mean_is_the_score_and_the_noise_falls(m):
     """By the effective number of starts, about."""
-    n = 40_000 // m
     for t in (0.05, 0.3, 1.0):
-        exact = exact_score(t)
-
-        def off(m, t=t, exact=exact):
-            y, s = drawn(linear.together, m, t, n)
-            return y, (s - exact(y)) * UNITS, s * UNITS
-
-        y, apart, s = off(m)
+        y, apart, s, number = drawn(averaged, m, t, 30_000 // m)
         assert np.abs(residuals(y, apart)).max() < 4.5
-        _, apart_alone, alone = off(1)
-        fallen = float(jnp.mean(apart_alone**2) / jnp.mean(apart**2))
-        number = effective(m, t, min(n, 2000))
-        assert 0.6 * number < fallen < 1.7 * number
+        _, apart_alone, alone, _ = drawn(averaged, 1, t, 10_000)
+        fallen, number = float(jnp.mean(apart_alone**2) / jnp.mean(apart**2)), float(jnp.mean(number))
+        assert 0.6 * number < fallen < 1.7 * number, (t, fallen, number)
         assert jnp.mean(s**2) < 1.02 * jnp.mean(alone**2)
 
 
-def test_without_the_own_start_it_is_wrong(linear):
-    """What the test before must see."""
-
-    def others(x, t, key):
-        draw = linear.together(x[:1], t, key=key)
-        kernels = jax.vmap(lambda x: ad.transition(LINEAR, x, 0.0, t))(x[1:])
-        score = jax.grad(lambda y: jax.nn.logsumexp(jax.vmap(lambda k: k.log_prob(y))(kernels)))
-        return draw._replace(score=jax.vmap(jax.vmap(score))(draw.y))
-
-    y, s = drawn(others, 3, 0.3, 8000)
-    assert np.abs(residuals(y, s - exact_score(0.3)(y))).max() > 20.0
+def test_without_the_own_start_it_is_wrong():
+    """As the test before would see."""
+    y, apart, _ = drawn(of_others, 3, 0.3, 8000)
+    assert np.abs(residuals(y, apart)).max() > 20.0
 
 
 @pytest.mark.usefixtures("x64")
@@ -112,7 +108,7 @@ def test_it_is_the_score_of_the_mixture_of_the_kernels():
     target = ad.LocalDSM(LINEAR, schedule=ad.FromZero()).target
     x = bumps(KEY, 7)
     for t in (0.03, 0.4, 1.0):
-        draw = jax.jit(lambda x, t=t: target.together(x, t, key=KEY))(x)
+        draw = jax.jit(lambda x, t=t: target.together(x, t, 3, key=KEY))(x)
         kernels = jax.vmap(lambda x, t=t: ad.transition(LINEAR, x, 0.0, t))(x)
         score = jax.grad(lambda y, k=kernels: jax.nn.logsumexp(jax.vmap(lambda k: k.log_prob(y))(k)))
         np.testing.assert_allclose(draw.score, jax.vmap(jax.vmap(score))(draw.y), rtol=1e-7)
@@ -125,9 +121,11 @@ def test_units_make_no_difference(power):
 
     def averaged(a):
         process = ad.Process(lambda y, t: y - y**3 / a**2, 0.7 * a, 2.0)
-        objective = ad.TabulatedDSM(process, references=8).prepare(lambda k, n: a * jax.random.normal(k, (n, 2)), key=KEY)
+        objective = ad.TabulatedDSM(process, references=8).prepare(
+            lambda k, n: a * jax.random.normal(k, (n, 2)), key=KEY
+        )
         x = a * jax.random.normal(KEY, (8, 2))
-        draw = objective.target.together(x, 0.3, key=KEY)
+        draw = objective.target.together(x, 0.3, 4, key=KEY)
         averaging = objective.target.averaging
         return draw.y / a, draw.score * a, averaging.shares, averaging.arrange(x) / a
 
@@ -136,6 +134,19 @@ def test_units_make_no_difference(power):
 
 
 # Tables
+
+
+@pytest.mark.usefixtures("x64")
+def test_weights_of_the_loss_do_not_depend_on_the_start():
+    """Or its minimum would be `E[σ²ŝ|y]/E[σ²|y]`: kernels of a double well are of deviations that differ."""
+    target = ad.TabulatedDSM(WELL, references=4).prepare(lambda k, n: jax.random.normal(k, (n, 1)), key=KEY).target
+    x, times = jnp.linspace(-1.5, 1.5, 4)[:, None], jnp.array([0.1, 1.0])
+    own = jax.vmap(lambda x: target._draw(target.tables, x, times[1], jnp.zeros(1)).scale)(x)
+    assert np.ptp(np.asarray(own)) > 0.2 * np.mean(np.asarray(own))
+    found = jax.vmap(lambda x: target.draw(x, times, key=KEY).scale)(x)
+    np.testing.assert_array_equal(found, jnp.broadcast_to(found[:1], found.shape))
+    np.testing.assert_array_equal(target.together(x, times[1], 2, key=KEY).scale, found[:2, 1])
+    assert np.min(np.asarray(own)) < float(found[0, 1, 0]) < np.max(np.asarray(own))
 
 
 def density(target, x, t, y):
@@ -209,18 +220,18 @@ def test_tabulated_targets_are_the_score_in_the_mean():
 
         def one(index, key, t=t):
             place, key = jax.random.split(key)
-            return target.together(pool[averaging.group(index, groups, 6, t, key=place)], t, key=key)
+            return target.together(pool[averaging.group(index, groups, t, key=place)], t, 6, key=key)
 
         draw = jax.jit(jax.vmap(one))(jnp.arange(groups), jax.random.split(KEY, groups))
         s = jax.jit(jax.vmap(lambda y, i=i: exact.score(y, i)))
         y = draw.y.reshape(-1, 1)
-        apart, own = (draw.score.reshape(-1, 1) - s(y)) * draw.scale[0, 0], s(y) * draw.scale[0, 0]
-        good = np.isfinite(np.asarray(own))[:, 0]
+        apart = (draw.score.reshape(-1, 1) - s(y)) * draw.scale[0, 0]
+        good = np.isfinite(np.asarray(apart))[:, 0]
         found = np.stack([np.asarray(v)[good] for v in (apart, apart * y, apart * jnp.tanh(3 * y), apart * jnp.cos(y))])
         # All members of a group, and both of a pair, are no more than as many independent draws are.
         assert np.all(np.abs(found.mean(1)) < 4.5 * found.std(1) / np.sqrt(groups))
-        alone = jax.jit(jax.vmap(lambda x, k, t=t: target.draw(x, t[None], key=k)))
-        plain = alone(pool, jax.random.split(KEY, len(pool)), t=jnp.asarray(t))
+        alone = jax.jit(jax.vmap(lambda x, k, t=t: target.draw(x, jnp.asarray([t]), key=k)))
+        plain = alone(pool, jax.random.split(KEY, len(pool)))
         assert np.mean(np.asarray(draw.score) ** 2) < 1.02 * np.mean(np.asarray(plain.score) ** 2)
 
 
@@ -241,9 +252,9 @@ def test_groups_split_the_pool(groups, members, width):
 @pytest.mark.parametrize("steps", [16, 12, 7, 1])
 def test_rounds_of_groups_have_all_strata_in_every_step(steps):
     process = ad.Process(lambda y, t: -y, 1.0, 1.0)
-    objective = ad.LocalDSM(process, schedule=ad.FromZero(), references=5, times="uniform", t0=0.2)
+    objective = ad.LocalDSM(process, schedule=ad.FromZero(), references=20, times="uniform", t0=0.2)
     objective = objective.prepare(lambda k, n: jax.random.normal(k, (n, 2)), key=KEY)
-    assert objective.references == 5
+    assert objective.averaging.members == 5
     rounds = Rounds(steps, steps, 6, 1, 0.9)
     draw, _ = round_draws(objective, lambda k, n: jax.random.normal(k, (n, 2)), KEY, 0, rounds, steps)
     assert draw.y.shape == draw.score.shape == (steps, 6, 2, 2)
@@ -260,13 +271,13 @@ def test_bounds_are_never_averaged():
     with pytest.raises(ValueError, match="references=8 averages"):
         ad.LocalDSM(LINEAR, schedule=ad.FromZero(), references=8, weighting="likelihood")
     target = ad.LocalDSM(LINEAR, schedule=ad.FromZero(), references=4).prepare(bumps, key=KEY).target
-    assert DSM(LINEAR, target).references == 4
+    assert DSM(LINEAR, target).averaging.references == 4
     bound = DSM(LINEAR, target, weighting="likelihood")
-    assert bound.references == 1
+    assert bound.averaging is None
     x = bumps(KEY, 12)
-    found = round_draws(bound, Batch(x), KEY, 0, Rounds(4, 4, 3, 1, 0.9), 4)
     plain = ad.LocalDSM(LINEAR, schedule=ad.FromZero(), weighting="likelihood", references=1)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(round_draws(plain, Batch(x), KEY, 0, Rounds(4, 4, 3, 1, 0.9), 4))):
+    found, same = (round_draws(each, Batch(x), KEY, 0, Rounds(4, 4, 3, 1, 0.9), 4) for each in (bound, plain))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(same), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -281,4 +292,4 @@ def test_what_cannot_be_averaged():
     still = ad.Process(lambda y, t: -y, jnp.array([1.0, 0.0]), 1.0)
     with pytest.raises(ValueError, match="noise does not reach all coordinates"):
         ad.LocalDSM(still, schedule=ad.FromZero(), references=4).prepare(normal, key=KEY)
-    assert ad.LocalDSM(still, schedule=ad.FromZero()).prepare(normal, key=KEY).references == 1
+    assert ad.LocalDSM(still, schedule=ad.FromZero()).prepare(normal, key=KEY).averaging is None

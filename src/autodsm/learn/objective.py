@@ -59,18 +59,14 @@ class AbstractObjective(eqx.Module):
         """
 
     @property
-    def references(self) -> int:
-        """How many starts a trainer draws from together, because targets are averaged over them: a group."""
-        return 1
-
-    def arrange(self, pool: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
-        """The starts of a round, in the order in which groups are taken from it."""
-        return pool
+    def averaging(self) -> Averaging | None:
+        """Over which starts a trainer averages targets: it draws from some starts of a group together."""
+        return None
 
     def draws_together(
-        self, pool: Float[Array, "n ..."], index, members: int, *, key: PRNGKey, u: Float[Array, ""]
+        self, pool: Float[Array, "n ..."], index, groups: int, members: int, *, key: PRNGKey, u: Float[Array, ""]
     ) -> Any:
-        """`draws` of every member of one of the groups that an arranged pool splits into, (members, draws, …)."""
+        """`draws` from members of one of the groups that an arranged pool splits into, (members, draws, …)."""
         return jax.tree.map(lambda leaf: leaf[None], self.draws(pool[index], key=key, u=u))
 
     @abc.abstractmethod
@@ -183,26 +179,19 @@ class DSM(AbstractObjective):
         return draw, jnp.full(k, -jnp.sum(self.prior.log_prob(end)))
 
     @property
-    def averaging(self) -> Averaging | None:
-        """Over which starts targets are averaged; a bound for each example asks for the score given it, never these."""
+    def averaging(self):
+        """That of the target; none for a bound of each example, which asks for the score given it."""
         return None if self.weighting == "likelihood" else self.target.averaging
 
-    @property
-    def references(self):
-        return 1 if self.averaging is None else self.averaging.references
-
-    def arrange(self, pool):
-        return pool if self.averaging is None else self.averaging.arrange(pool)
-
-    def draws_together(self, pool, index, members, *, key, u):
+    def draws_together(self, pool, index, groups, members, *, key, u):
         averaging, k = self.averaging, self.draws_per_path(pool.shape[1:])
         if averaging is None:
-            return super().draws_together(pool, index, members, key=key, u=u)
+            return super().draws_together(pool, index, groups, members, key=key, u=u)
 
         def one(t, key):
             place_key, draw_key = jax.random.split(key)
-            places = averaging.group(index, len(pool) // members, members, t, key=place_key)
-            return self.target.together(pool[places], t, key=draw_key)
+            starts = pool[averaging.group(index, groups, t, key=place_key)]
+            return self.target.together(starts, t, members, key=draw_key)
 
         t = self.times.at((jnp.arange(k, dtype=pool.dtype) + u) / k)
         draw = jax.vmap(one, out_axes=1)(t, jax.random.split(key, k))

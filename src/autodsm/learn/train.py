@@ -12,7 +12,6 @@ are loops, which keep one core busy, and data may come from a disk.
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -190,25 +189,26 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
     The times of every step are stratified: with u uniform in (0, 1), of times `(k + u)/pairs`, k = 0, 1, …, each of
     its paths · pairs strata holds one.
 
-    An objective that averages targets over starts draws from a group of them at one time. Its members go to as many
-    consecutive steps, one to each, so that every step has all strata still.
+    An objective that averages targets over starts draws from members of a group of them at one time. Those go to as
+    many consecutive steps, one to each, so that every step has all strata still.
     """
     _, order_key, u_key, draw_key = _keys(key, step)
-    blocks, members = _groups(objective, steps)
-    pool = objective.arrange(_starts(data, key, step, blocks * members * rounds.paths))
+    blocks, members, count = _groups(objective, rounds, steps)
+    pool, averaging = _starts(data, key, step, count), objective.averaging
+    pool = pool if averaging is None else averaging.arrange(pool)
     strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, blocks))
     strata = jax.random.permutation(order_key, strata, axis=0, independent=True)
     u = (strata + jax.random.uniform(u_key, strata.shape)) / rounds.paths
     u = jnp.minimum(u, 1.0 - 1e-7).astype(pool.dtype).reshape(-1)
 
     def draw(index, key, u):
-        return objective.draws_together(pool, index, members, key=key, u=u)
+        return objective.draws_together(pool, index, rounds.paths * blocks, members, key=key, u=u)
 
     given = (jnp.arange(u.size), jax.random.split(draw_key, u.size), u)
-    if members == 1:
+    if averaging is None:
         draws = jax.vmap(draw)(*given)
     else:  # what a group needs, so often, should fit into caches
-        some = max(1, _TOGETHER // (members**2 * max(pool[0].size, 1)))
+        some = max(1, _TOGETHER // (members * averaging.references * max(pool[0].size, 1)))
         draws = jax.lax.map(lambda each: draw(*each), given, batch_size=some)
 
     def deal(leaf):  # (paths · blocks, members, pairs, …) -> (steps, paths · pairs, …)
@@ -220,10 +220,12 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
     return jax.tree.map(deal, draws)
 
 
-def _groups(objective: AbstractObjective, steps: int) -> tuple[int, int]:
-    """How many blocks of steps a round has, and how many steps a block: members of the groups that are drawn from."""
-    blocks = -(-steps // objective.references)
-    return blocks, -(-steps // blocks)
+def _groups(objective: AbstractObjective, rounds: Rounds, steps: int) -> tuple[int, int, int]:
+    """How many blocks of steps a round has, how many steps a block, and how many starts there are in all."""
+    if objective.averaging is None:
+        return steps, 1, steps * rounds.paths
+    blocks = -(-steps // objective.averaging.members)
+    return blocks, -(-steps // blocks), blocks * objective.averaging.references * rounds.paths
 
 
 def _keys(key: PRNGKey, step) -> Array:
@@ -273,8 +275,7 @@ def train(
 
     def draws_at(step: int):
         steps = min(rounds.round_steps, rounds.steps - step)
-        count = math.prod(_groups(objective, steps)) * rounds.paths
-        data = y0 if traceable else Batch(_starts(y0, key, step, count))
+        data = y0 if traceable else Batch(_starts(y0, key, step, _groups(objective, rounds, steps)[2]))
         return drawing(steps)(data, key, jnp.asarray(step, jnp.int32))
 
     run = make_round(objective, network, optimizer, rounds)
@@ -338,8 +339,7 @@ def ahead(make: Callable[[int], Any], items: Iterable[int]) -> Generator[Any]:
 def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, rounds: Rounds, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
     step, steps = int(state.step) + first + 1, jax.tree.leaves(draws)[0].shape[0]
-    blocks, members = _groups(objective, steps)
-    x = np.asarray(_starts(y0, key, state.step, blocks * members * rounds.paths))
+    x = np.asarray(_starts(y0, key, state.step, _groups(objective, rounds, steps)[2]))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
@@ -350,7 +350,9 @@ def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, 
     losses = np.asarray(eqx.filter_jit(jax.vmap(lambda draw: objective.at(score, draw)))(batch))
     worst = int(np.argmax(np.where(np.isfinite(losses), np.abs(losses), np.inf)))
     path, pair = divmod(worst, rounds.pairs)
-    start = x[path * steps + (first - pair) % steps] if members == 1 else "one of a group"  # as they were dealt
+    start = (
+        x[path * steps + (first - pair) % steps] if objective.averaging is None else "one of a group"
+    )  # as they were dealt
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf[worst]), batch))
     broken = not all(np.isfinite(leaf).all() for leaf in leaves)
     shown = [v if isinstance(v, str) else np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]

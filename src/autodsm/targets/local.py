@@ -101,8 +101,9 @@ class Local(AbstractTarget):
             schedule = ScheduledPairs(self.process, float(schedule.lam), scales=scales)
         return replace(self, forward=forward, schedule=schedule, relative=False)
 
-    def together(self, xs, t, *, key):
-        t, eps = jnp.asarray(t, xs.dtype), jax.random.normal(key, xs.shape, xs.dtype)
+    def together(self, xs, t, members, *, key):
+        t = jnp.asarray(t, xs.dtype)
+        eps = jax.random.normal(key, (members, *xs.shape[1:]), xs.dtype)
         kernels = jax.vmap(lambda x: transition(self.process, x, 0.0, t, expand=self.expand, ito=self.ito))(xs)
         signs = jnp.array([1.0, -1.0] if self.antithetic else [1.0], xs.dtype)
 
@@ -116,8 +117,9 @@ class Local(AbstractTarget):
             noise = signs.reshape(-1, *(1 for _ in eps.shape)) * eps
             return jax.vmap(kernel.sample)(noise), jax.vmap(mean_score)(noise), kernel.structure.join(kernel.deviation)
 
-        y, score, scale = jax.vmap(one)(kernels, eps)
-        return jax.lax.stop_gradient(Draw(jnp.broadcast_to(t, len(xs)), y, score, scale, kernels.mean))
+        own = jax.tree.map(lambda leaf: leaf[:members], kernels)
+        y, score, scale = jax.vmap(one)(own, eps)
+        return jax.lax.stop_gradient(Draw(jnp.broadcast_to(t, members), y, score, scale, own.mean))
 
     def _averaged(self, pilot) -> "Local":
         """With an `Averaging`, if there is to be one."""

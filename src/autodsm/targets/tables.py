@@ -80,6 +80,8 @@ class Tables(eqx.Module):
     separable: bool = eqx.field(static=True)
     error: float = eqx.field(static=True)
     """Largest error, over times and y_0; root mean square over z, estimated."""
+    spread: Float[Array, "laws times"]
+    """`S/√(T σ)`, its root mean square over starts where data were seen."""
     density: Float[Array, "laws times starts u 2"] | None = None
     """L and R₃; None where it was not asked for, or is not good enough."""
     density_error: float = eqx.field(static=True, default=0.0)
@@ -173,14 +175,13 @@ def _build(
 
     off = max(table.density_error for table in built)
     second = stacked("density") if density and off <= MAX_ERROR else None
-    return Tables(
-        stacked("frame"), stacked("residual"), law, shape, last, spans, laws.separable, error, second, off
-    )
+    frame, residual = stacked("frame"), stacked("residual")
+    seen = np.stack([span.weight(span.starts(FRAMES)) == 1.0 for span in spans])
+    spread = jnp.sqrt(jnp.mean(frame[..., 1] ** 2, axis=-1, where=seen[:, None]))
+    return Tables(frame, residual, law, shape, last, spans, laws.separable, error, spread, second, off)
 
 
-def _refine(
-    scalars: list[_Scalar], last: float, separable: bool, share: Callable, density: bool
-) -> list["_Table"]:
+def _refine(scalars: list[_Scalar], last: float, separable: bool, share: Callable, density: bool) -> list["_Table"]:
     """The tables of all laws, with as many starts and times as are needed; none if one is not finite."""
     wanted, count, points = 0.25 * MAX_ERROR, _STARTS[0], _TIMES[0]
     while True:
@@ -285,7 +286,9 @@ def _density_at(q: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarra
     last = (len(inner) - 1 - np.argmax(known[:, ::-1], axis=1))[:, None]
     end = np.clip(cells, first, last)
     slope = np.take_along_axis(score + inner, end, axis=1)
-    slope = np.where(cells < first, np.maximum(slope, inner[end]), np.where(cells > last, np.minimum(slope, inner[end]), slope))
+    slope = np.where(
+        cells < first, np.maximum(slope, inner[end]), np.where(cells > last, np.minimum(slope, inner[end]), slope)
+    )
     level = np.take_along_axis(0.5 * (logs[:, 1:] + logs[:, :-1]) + 0.5 * inner**2, end, axis=1)
     level = level + slope * (inner - inner[end])
     place = (U - inner[0]) / dx

@@ -125,7 +125,9 @@ class Tabulated(AbstractTarget):
     def draw(self, x, times, *, key):
         times, tables = jnp.asarray(times, x.dtype), self.tables_of(x.shape)
         z = jax.random.normal(key, (len(times), *x.shape), x.dtype)
-        return jax.lax.stop_gradient(jax.vmap(lambda t, z: self._draw(tables, x, t, z))(times, z))
+        draw = jax.vmap(lambda t, z: self._draw(tables, x, t, z))(times, z)
+        scale = jax.vmap(lambda t: self._scale(tables, x, t))(times)
+        return jax.lax.stop_gradient(draw._replace(scale=scale))
 
     def states(self, x, times, *, key):
         return self.draw(x, times, key=key).y[:, 0]
@@ -144,22 +146,34 @@ class Tabulated(AbstractTarget):
             "tabulated kernel. Give a y_range that contains them all."
         )
 
-    def together(self, xs, t, *, key):
+    def together(self, xs, t, members, *, key):
         tables, t = self.tables_of(xs.shape[1:]), jnp.asarray(t, xs.dtype)
         self._check_density(tables)
-        z = jax.random.normal(key, xs.shape, xs.dtype)
-        draw = jax.vmap(lambda x, z: self._draw(tables, x, t, z))(xs, z)
+        mean, scale = jax.vmap(lambda x: self._frame(tables, x, t))(xs)
         rows = jax.vmap(lambda x: self._rows(tables, x, t))(xs).astype(xs.dtype)
+        z = jax.random.normal(key, (members, *xs.shape[1:]), xs.dtype)
+        draw = jax.vmap(lambda x, z: self._draw(tables, x, t, z))(xs[:members], z)
 
-        def one(y, mean):
+        def one(y, own):
             # By way of the own mean, so that far from zero few digits are lost.
-            u = ((y - mean) + (mean - draw.anchor)) / draw.scale
+            u = ((y - own) + (own - mean)) / scale
             log_q, score = look_up(rows, u)
-            log_q = jnp.sum((log_q - jnp.log(draw.scale)).reshape(len(xs), -1), axis=-1)
-            return average(log_q, score / draw.scale)
+            log_q = jnp.sum((log_q - jnp.log(scale)).reshape(len(xs), -1), axis=-1)
+            return average(log_q, score / scale)
 
         score = jax.vmap(jax.vmap(one, (0, None)))(draw.y, draw.anchor)
-        return jax.lax.stop_gradient(draw._replace(t=jnp.broadcast_to(t, len(xs)), score=score))
+        typical = jnp.broadcast_to(self._scale(tables, xs[0], t), draw.anchor.shape)
+        return jax.lax.stop_gradient(Draw(jnp.broadcast_to(t, members), draw.y, score, typical, draw.anchor))
+
+    def _scale(self, tables: Tables, x, t) -> Array:
+        """The deviation of kernels at t, for weights of the loss: those must not depend on the start, or the minimum
+        of the loss, the mean of weight times target over the mean of the weight, is not the score."""
+        share = self.clock.share(t)
+        i, a = _position(tables.place(share if tables.separable else t), 0.0, 1.0, tables.spread.shape[1])
+        law = 0 if tables.law is None else tables.law
+        spread = (1 - a) * tables.spread[law, i] + a * tables.spread[law, i + 1]
+        received = jnp.broadcast_to(share * self.clock.totals_of(x.shape), x.shape)
+        return (jnp.sqrt(received) * spread).astype(x.dtype)
 
     def _rows(self, tables: Tables, x, t) -> Array:
         """L and R₃ of the kernel from x, (*shape, u, 2)."""
@@ -176,8 +190,9 @@ class Tabulated(AbstractTarget):
         corners = [(u * v, i + di, j + dj) for u, di in ((1 - a, 0), (a, 1)) for v, dj in ((1 - b, 0), (b, 1))]
         return (0 if tables.law is None else tables.law), corners, tau
 
-    def _draw(self, tables: Tables, x, t, z) -> Draw:
-        law, corners, tau = self._place(tables, x, t)
+    def _frame(self, tables: Tables, x, t) -> tuple[Array, Array]:
+        """Mean and deviation of the kernel from x."""
+        law, _, tau = self._place(tables, x, t)
         received = self.clock.share(t) * self.clock.totals_of(x.shape)
         i, a = _position(tables.place(tau), 0.0, 1.0, tables.frame.shape[1])
         span = tables.span()
@@ -187,7 +202,11 @@ class Tabulated(AbstractTarget):
             frame = frame + w[..., None] * tables.frame[law, i + di, k + dk]
         inside = (x >= span.low) & (x <= span.high)
         mean = jnp.where(inside, x + tau * frame[..., 0], jnp.nan).astype(x.dtype)
-        scale = (jnp.sqrt(received) * frame[..., 1]).astype(x.dtype)
+        return mean, (jnp.sqrt(received) * frame[..., 1]).astype(x.dtype)
+
+    def _draw(self, tables: Tables, x, t, z) -> Draw:
+        law, corners, _ = self._place(tables, x, t)
+        mean, scale = self._frame(tables, x, t)
 
         def one(z):
             k, c = _position(jnp.clip(z, Z[0], Z[-1]), Z[0], Z[-1], len(Z))
