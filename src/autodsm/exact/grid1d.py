@@ -156,16 +156,22 @@ def _maps(q: np.ndarray, faces: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, 
     below, above = np.cumsum(mass, axis=1)[:, :-1], np.cumsum(mass[:, ::-1], axis=1)[:, -2::-1]
     # From the nearer end, where no digits are lost.
     normal = np.where(below < above, 1.0, -1.0) * ndtri(np.maximum(np.minimum(below, above), 1e-15))
-    # Far out the scheme may leave densities that are small and negative; beyond ten times those nothing is known.
-    floor = np.maximum(-10.0 * q.min(axis=1, keepdims=True), 1e-11 * q.max(axis=1, keepdims=True))
-    known = (q > floor)[:, 1:] & (q > floor)[:, :-1]
-    score = np.diff(np.log(np.maximum(q, floor)), axis=1) / dx
+    _, score, known = log_density(q, dx)
     # The differences to z are smooth; interpolate those, for all starts at once, one behind the other on a long axis.
     low = np.min(normal, axis=1, where=known, initial=np.inf, keepdims=True)
     high = np.max(normal, axis=1, where=known, initial=-np.inf, keepdims=True)
     place = 32.0 * np.arange(len(q))[:, None]  # |z| is below 8
     grid, wanted = (normal + place)[known], np.clip(z, low, high) + place
     return z + np.interp(wanted, grid, (inner - normal)[known]), -z + np.interp(wanted, grid, (score + normal)[known])
+
+
+def log_density(q: np.ndarray, dx: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of densities (starts, cells): the logarithm in cells, its slope on the faces between, and where that is known."""
+    # Far out the scheme may leave densities that are small and negative; beyond ten times those nothing is known.
+    floor = np.maximum(-10.0 * q.min(axis=1, keepdims=True), 1e-11 * q.max(axis=1, keepdims=True))
+    known = (q > floor)[:, 1:] & (q > floor)[:, :-1]
+    logs = np.log(np.maximum(q, floor))
+    return logs, np.diff(logs, axis=1) / dx, known
 
 
 def transition_1d(

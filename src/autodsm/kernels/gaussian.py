@@ -58,12 +58,18 @@ class Gaussian(eqx.Module):
             z = solve_lower(self.correlation_factor, z, transpose=True)
         return -self.structure.join(z * self._precision())
 
+    def whiten(self, v: State) -> State:
+        """`L⁻¹ v`."""
+        z = self.structure.split(v) * self._precision()
+        if self.correlation_factor is not None:
+            z = solve_lower(self.correlation_factor, z, transpose=False)
+        return self.structure.join(z)
+
     def log_prob(self, y: State) -> Float[Array, ""]:
-        z = self.structure.split(y - self.mean) * self._precision()
+        z = self.whiten(y - self.mean)
         noisy = self.deviation > 0
         log_det = jnp.sum(jnp.where(noisy, jnp.log(jnp.where(noisy, self.deviation, 1.0)), 0.0))
         if self.correlation_factor is not None:
-            z = solve_lower(self.correlation_factor, z, transpose=False)
             diagonal = jnp.diagonal(self.correlation_factor, axis1=-2, axis2=-1)
             log_det = log_det + jnp.sum(jnp.log(diagonal))
         return -0.5 * jnp.sum(z**2) - log_det - 0.5 * jnp.sum(noisy) * math.log(2 * math.pi)

@@ -6,6 +6,7 @@ from ..kernels.schedule import AbstractSchedule, FromZero, ScheduledPairs
 from ..process.clock import Clock
 from ..process.process import Process, check_process
 from ..targets import AbstractForward, Adapted, Kinetic, Local, Paths, Tabulated
+from ..targets.averaging import check_references
 from .objective import DSM
 
 DEFAULT_LAM = 1e-2
@@ -31,6 +32,7 @@ def LocalDSM(
     forward: AbstractForward | None = None,
     steps: int | None = None,
     pairs_per_path: int | None = None,
+    references: int | None = None,
     **options,
 ) -> DSM:
     """Local denoising score matching: kernels over [s(t), t], by default with `∫g² = λ = 10⁻²`, in units of each
@@ -46,6 +48,8 @@ def LocalDSM(
     - `variance_reduction`: "antithetic" (pairs ±ε), "control" (subtracts `s_θ(m)ᵀQŝ`) or "none".
     - `forward`: how y_s is drawn; `steps`: of the simulated path, when no other way is given.
     - `pairs_per_path`: how many times one path serves (32, or less if the batch is small).
+    - `references`: of a linear process with `FromZero()`, over how many starts targets are averaged in a training; by
+      default as `prepare` finds it. 1 is none but the own, as always for weighting="likelihood".
     - `options`: `prior`, `times`, `t0` of `DSM`.
     """
     check_name("variance_reduction", variance_reduction, VARIANCE_REDUCTIONS)
@@ -59,6 +63,9 @@ def LocalDSM(
     from_zero = isinstance(schedule, FromZero)
     if from_zero and (forward is not None or steps is not None):
         raise ValueError("schedule=FromZero() starts from the data: it needs neither forward=... nor steps=... .")
+    references = _references(references, weighting)
+    if references not in (None, 1) and not from_zero:
+        raise ValueError(f"references={references} needs kernels from the start: schedule=FromZero(), a linear drift.")
     clock = Clock(process)
     target = Local(
         process,
@@ -68,6 +75,7 @@ def LocalDSM(
         ito=ito,
         antithetic=variance_reduction == "antithetic",
         relative=relative,
+        references=references,
     )
     options |= dict(weighting=weighting, control=variance_reduction == "control", pairs_per_path=pairs_per_path)
     return DSM(process, target, clock=clock, **options)
@@ -138,6 +146,7 @@ def TabulatedDSM(
     *,
     weighting: str = "perceptual",
     variance_reduction: str = "antithetic",
+    references: int | None = None,
     **options,
 ) -> DSM:
     """Denoising score matching with the exact kernel from y_0, for elementwise drifts.
@@ -146,11 +155,29 @@ def TabulatedDSM(
 
     Without `y_range`, `prepare` (which `fit` calls) takes it from the data. The table is built when the shape of a
     state is known: by `prepare`, or at the first draw.
+
+    In a training, targets are averaged over `references` starts: as many as `prepare` finds worth their time, or as are
+    given; 1 is none but the own. With weighting="likelihood", a bound for each example, there is no averaging.
     """
     check_name("variance_reduction", variance_reduction, ("antithetic", "none"))
     if y_range is not None:
         check_range("y_range", y_range)
     check_process(process)
     clock = Clock(process)
-    target = Tabulated(process, y_range=y_range, antithetic=variance_reduction == "antithetic", clock=clock)
+    references = _references(references, weighting)
+    antithetic = variance_reduction == "antithetic"
+    target = Tabulated(process, y_range=y_range, antithetic=antithetic, references=references, clock=clock)
     return DSM(process, target, weighting=weighting, clock=clock, **options)
+
+
+def _references(references: int | None, weighting: str) -> int | None:
+    """As given; 1 for bounds."""
+    check_references(references)
+    if weighting != "likelihood":
+        return references
+    if references not in (None, 1):
+        raise ValueError(
+            f'references={references} averages targets over starts, and weighting="likelihood" is a bound for each '
+            "example, which needs the score given it. Leave references out, or take another weighting."
+        )
+    return 1

@@ -133,7 +133,7 @@ def _degenerate(pilot: Pilot):
 def _elementwise(pilot: Pilot):
     if not isinstance(pilot.structure, Elementwise):
         return None
-    if isinstance(target := Tabulated.find(pilot, antithetic=True), str):
+    if isinstance(target := Tabulated.find(pilot, antithetic=True, references=None), str):
         return PathwiseDSM(pilot.process), f"PathwiseDSM, since there is no table: {target}"
     objective = DSM(pilot.process, target, clock=pilot.clock)
     return objective, "TabulatedDSM: the drift acts on each coordinate alone"

@@ -31,6 +31,7 @@ from ..process.clock import Clock, TimeLaw
 from ..process.noise import divergence, inner, noisy, squared
 from ..process.process import Process
 from ..targets import AbstractForward, AbstractTarget, Draw
+from ..targets.averaging import Averaging
 from ..targets.pilot import Pilot
 
 WEIGHTINGS = ("likelihood", "perceptual", "score")
@@ -56,6 +57,17 @@ class AbstractObjective(eqx.Module):
 
         Times are stratified: u ∈ [0, 1) is where in each stratum they lie; a trainer stratifies u over its batch.
         """
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """Over which starts a trainer averages targets: it draws from some starts of a group together."""
+        return None
+
+    def draws_together(
+        self, pool: Float[Array, "n ..."], index, groups: int, members: int, *, key: PRNGKey, u: Float[Array, ""]
+    ) -> Any:
+        """`draws` from members of one of the groups that an arranged pool splits into, (members, draws, …)."""
+        return jax.tree.map(lambda leaf: leaf[None], self.draws(pool[index], key=key, u=u))
 
     @abc.abstractmethod
     def at(self, score, draw) -> Float[Array, ""]:
@@ -166,6 +178,25 @@ class DSM(AbstractObjective):
             return draw, jnp.zeros(k, x.dtype)
         end = self.target.states(x, jnp.asarray([self.process.t1], x.dtype), key=end_key)[0]
         return draw, jnp.full(k, -jnp.sum(self.prior.log_prob(end)))
+
+    @property
+    def averaging(self):
+        """That of the target; none for a bound of each example, which asks for the score given it."""
+        return None if self.weighting == "likelihood" else self.target.averaging
+
+    def draws_together(self, pool, index, groups, members, *, key, u):
+        averaging, k = self.averaging, self.draws_per_path(pool.shape[1:])
+        if averaging is None:
+            return super().draws_together(pool, index, groups, members, key=key, u=u)
+
+        def one(t, key):
+            place_key, draw_key = jax.random.split(key)
+            starts = pool[averaging.group(index, groups, t, key=place_key)]
+            return self.target.together(starts, t, members, key=draw_key)
+
+        t = self.times.at((jnp.arange(k, dtype=pool.dtype) + u) / k)
+        draw = jax.vmap(one, out_axes=1)(t, jax.random.split(key, k))
+        return draw, jnp.zeros((members, k), pool.dtype)
 
     def at(self, score, draw):
         draw, constant = draw

@@ -38,6 +38,8 @@ MAX_ROUND = 64
 """Steps of a round: twice the most draws of a path (`targets.paths.PER_PATH`), so that no batch holds two of one path
 even where a round is halved to divide the steps."""
 _FLOATS = 1 << 22  # numbers drawn at once, at most
+_TOGETHER = 1 << 14
+"""Pairs of a state and a start, times coordinates, for which draws that are averaged over starts are made at once."""
 
 
 class TrainState(NamedTuple):
@@ -188,21 +190,44 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
 
     The times of every step are stratified: with u uniform in (0, 1), of times `(k + u)/pairs`, k = 0, 1, …, each of
     its paths · pairs strata holds one.
+
+    An objective that averages targets over starts draws from members of a group of them at one time. Those go to as
+    many consecutive steps, one to each, so that every step has all strata still.
     """
     _, order_key, u_key, draw_key = _keys(key, step)
-    x = _starts(data, key, step, steps * rounds.paths)
-    strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, steps))
+    blocks, members, count = _groups(objective, rounds, steps)
+    pool, averaging = _starts(data, key, step, count), objective.averaging
+    pool = pool if averaging is None else averaging.arrange(pool)
+    strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, blocks))
     strata = jax.random.permutation(order_key, strata, axis=0, independent=True)
     u = (strata + jax.random.uniform(u_key, strata.shape)) / rounds.paths
-    u = jnp.minimum(u, 1.0 - 1e-7).astype(x.dtype).reshape(-1)
-    draws = jax.vmap(lambda x, k, u: objective.draws(x, key=k, u=u))(x, jax.random.split(draw_key, len(x)), u)
+    u = jnp.minimum(u, 1.0 - 1e-7).astype(pool.dtype).reshape(-1)
 
-    def deal(leaf):  # (paths · steps, pairs, …) -> (steps, paths · pairs, …)
+    def draw(index, key, u):
+        return objective.draws_together(pool, index, rounds.paths * blocks, members, key=key, u=u)
+
+    given = (jnp.arange(u.size), jax.random.split(draw_key, u.size), u)
+    if averaging is None:
+        draws = jax.vmap(draw)(*given)
+    else:  # what a group needs, so often, should fit into caches
+        some = max(1, _TOGETHER // (members * averaging.references * max(pool[0].size, 1)))
+        draws = jax.lax.map(lambda each: draw(*each), given, batch_size=some)
+
+    def deal(leaf):  # (paths · blocks, members, pairs, …) -> (steps, paths · pairs, …)
         step, path, pair = np.ogrid[:steps, : rounds.paths, : rounds.pairs]
-        leaf = leaf.reshape(rounds.paths, steps, rounds.pairs, *leaf.shape[2:])
+        leaf = leaf.reshape(rounds.paths, blocks * members, rounds.pairs, *leaf.shape[3:])
+        leaf = leaf[:, :steps]
         return leaf[path, (step - pair) % steps, pair].reshape(steps, rounds.paths * rounds.pairs, *leaf.shape[3:])
 
     return jax.tree.map(deal, draws)
+
+
+def _groups(objective: AbstractObjective, rounds: Rounds, steps: int) -> tuple[int, int, int]:
+    """How many blocks of steps a round has, how many steps a block, and how many starts there are in all."""
+    if objective.averaging is None:
+        return steps, 1, steps * rounds.paths
+    blocks = -(-steps // objective.averaging.members)
+    return blocks, -(-steps // blocks), blocks * objective.averaging.references * rounds.paths
 
 
 def _keys(key: PRNGKey, step) -> Array:
@@ -252,7 +277,7 @@ def train(
 
     def draws_at(step: int):
         steps = min(rounds.round_steps, rounds.steps - step)
-        data = y0 if traceable else Batch(_starts(y0, key, step, steps * rounds.paths))
+        data = y0 if traceable else Batch(_starts(y0, key, step, _groups(objective, rounds, steps)[2]))
         return drawing(steps)(data, key, jnp.asarray(step, jnp.int32))
 
     run = make_round(objective, network, optimizer, rounds)
@@ -316,7 +341,7 @@ def ahead(make: Callable[[int], Any], items: Iterable[int]) -> Generator[Any]:
 def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, rounds: Rounds, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
     step, steps = int(state.step) + first + 1, jax.tree.leaves(draws)[0].shape[0]
-    x = np.asarray(_starts(y0, key, state.step, steps * rounds.paths))
+    x = np.asarray(_starts(y0, key, state.step, _groups(objective, rounds, steps)[2]))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
@@ -327,10 +352,12 @@ def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, 
     losses = np.asarray(eqx.filter_jit(jax.vmap(lambda draw: objective.at(score, draw)))(batch))
     worst = int(np.argmax(np.where(np.isfinite(losses), np.abs(losses), np.inf)))
     path, pair = divmod(worst, rounds.pairs)
-    start = x[path * steps + (first - pair) % steps]  # as they were dealt
+    start = (
+        x[path * steps + (first - pair) % steps] if objective.averaging is None else "one of a group"
+    )  # as they were dealt
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf[worst]), batch))
     broken = not all(np.isfinite(leaf).all() for leaf in leaves)
-    shown = [np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]
+    shown = [v if isinstance(v, str) else np.array2string(v, threshold=8, precision=4) for v in (start, *leaves[:3])]
     example = f"y_0 = {shown[0]}; t, y and what follows = {', '.join(shown[1:])}; its loss is {losses[worst]}"
     advice = (
         "The simulated state or its target is not finite there: the drift may blow up, or the path needs more steps "

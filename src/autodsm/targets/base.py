@@ -18,7 +18,8 @@ class Draw(NamedTuple):
     score: Float[Array, "..."]
     """(p, *shape), with `E[score | y_t] = ∇ log q_t(y_t)`."""
     scale: Float[Array, "..."]
-    """Deviation of the noise behind the score, which varies as 1/scale; broadcasts against a state."""
+    """Deviation of the noise behind the score, which varies as 1/scale; broadcasts against a state. It weighs losses,
+    so it must not depend on anything but t that the score given y_t depends on."""
     anchor: Float[Array, "..."] | None
     """The mean of y given what the noise was added to, where that noise is Gaussian; else None."""
 
@@ -42,9 +43,16 @@ class AbstractForward(eqx.Module):
 class AbstractTarget(AbstractForward):
     """A way to draw (y_t, target) given y_0 = x."""
 
+    averaging = None
+    """Over which starts of a training's round targets are averaged, an `Averaging`; or None."""
+
     @abc.abstractmethod
     def draw(self, x: State, times: Float[Array, " k"], *, key: PRNGKey) -> Draw:
         """One draw at each of `times`: a `Draw` whose leaves have a leading axis k."""
+
+    def together(self, xs: Float[Array, "m ..."], t, members: int, *, key: PRNGKey) -> Draw:
+        """A draw at t from each of the first of m starts, targets averaged over all m: leaves have a leading axis."""
+        raise NotImplementedError(f"{type(self).__name__} does not average over starts.")
 
     def draws_per_path(self, shape: tuple[int, ...]) -> int:
         """How many draws of one example, by one call, train soonest for states of this shape."""

@@ -11,13 +11,22 @@ for all coordinates and `f/g²` does not depend on time (Langevin processes), el
 log τ; where drift or noise have a time of their own, half of its density is even in τ. Starts are placed by a `Span`.
 Coordinates of equal drift and noise share a law; each law has a table and a span.
 
+Where a given y is to be looked up, as to average targets over starts, a second table over `u = (y − M)/S` holds
+
+    log q(y|y_0) = L(y_0, τ, u) − u²/2 − log S,        S ∂ log q(y|y_0) = −u + R₃(y_0, τ, u),
+
+on the same starts and times. Beyond its ends, or where the density is below what the solution resolves, R₃ is held and
+L goes on with that slope, so that densities fall there as `exp(−u²/2)`, or faster.
+
 **Errors** are estimated in all directions, in deviations: between starts, from every other one; between times, at
-midpoints that were solved for; and of the solution, from one with half as many steps and cells. Starts and times are
+midpoints that were solved for; and of the solution, from one with half as many steps and cells. The second table is
+compared likewise, and between its nodes; it is left out where it does not reach `MAX_ERROR`. Starts and times are
 doubled until each is below a quarter of `MAX_ERROR`; a table that does not reach `MAX_ERROR` is refused. Where no data
 were seen, though a sampler may draw there once in a long training, ten times as much is allowed.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,7 +36,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..base.precision import double_precision
-from ..exact.grid1d import Transitions, transition_1d
+from ..exact.grid1d import Transitions, log_density, transition_1d
 from ..process.clock import Clock
 from ..process.process import Process
 from ..process.structure import expand_noise
@@ -41,6 +50,8 @@ FRAMES = 513
 """Of the splines, for look-ups: chords are off by 5·10⁻⁷ of the curvature over the range."""
 Z = np.linspace(-5.6, 5.6, 81)
 """All but 2·10⁻⁸ of normal draws; 0.14 apart, chords are off by 0.0025 of the curvature of a residual."""
+U = np.linspace(-8.4, 8.4, 121)
+"""All that the solution's grid holds, as far apart as `Z`."""
 _NORMAL = np.exp(-0.5 * Z**2) / np.sum(np.exp(-0.5 * Z**2))
 _STARTS = (17, 33, 65, 129, 257)  # doubled while the error between them asks for it
 _TIMES = (241, 481, 961)  # likewise; the first are 24 a factor of 4 in time, or half as many
@@ -69,6 +80,12 @@ class Tables(eqx.Module):
     separable: bool = eqx.field(static=True)
     error: float = eqx.field(static=True)
     """Largest error, over times and y_0; root mean square over z, estimated."""
+    spread: Float[Array, "laws times"]
+    """`S/√(T σ)`, its root mean square over starts where data were seen."""
+    density: Float[Array, "laws times starts u 2"] | None = None
+    """L and R₃; None where it was not asked for, or is not good enough."""
+    density_error: float = eqx.field(static=True, default=0.0)
+    """Likewise of L and R₃, if they were asked for."""
 
     def place(self, tau) -> Array:
         """Where τ lies between the first time, 0, and the last, 1."""
@@ -88,17 +105,19 @@ def place_of(share, separable: bool, np=np):
     return logarithmic if separable else 0.5 * (logarithmic + (share - _EARLIEST) / (1.0 - _EARLIEST))
 
 
-def find_tables(process: Process, shape: tuple[int, ...], starts: Starts, *, clock: Clock) -> Tables | str:
-    """The tables of a process, built or remembered; or why they cannot be had."""
+def find_tables(
+    process: Process, shape: tuple[int, ...], starts: Starts, *, clock: Clock, density: bool = False
+) -> Tables | str:
+    """The tables of a process, built or remembered; or why they cannot be had. `density`: with the second ones."""
     with jax.ensure_compile_time_eval(), double_precision():
         key = process_key(process, shape)
         # A range that was given is the same for all laws, which need not be known to find its tables.
         laws = None if starts.x is None else find_laws(process, shape, starts)
         spans = spans_of(laws, starts, clock)
-        at = (key, shape, spans)
+        at = (key, shape, spans, density)
         if key is None or at not in _cache:
             laws = find_laws(process, shape, starts) if laws is None else laws
-            _cache[at] = _build(process, shape, laws, spans, clock)
+            _cache[at] = _build(process, shape, laws, spans, clock, density)
         found = _cache.pop(at)
     if key is not None:
         _cache[at] = found  # the last used is the last to go
@@ -116,7 +135,9 @@ class _Scalar(NamedTuple):
     span: Span
 
 
-def _build(process: Process, shape: tuple[int, ...], laws: Laws, spans: tuple[Span, ...], clock: Clock) -> Tables | str:
+def _build(
+    process: Process, shape: tuple[int, ...], laws: Laws, spans: tuple[Span, ...], clock: Clock, density: bool
+) -> Tables | str:
     if laws.count > MAX_LAWS:
         return (
             f"the coordinates follow {laws.count} different laws, and each needs a table (limit {MAX_LAWS}). Use "
@@ -134,7 +155,8 @@ def _build(process: Process, shape: tuple[int, ...], laws: Laws, spans: tuple[Sp
     def share(tau):
         return tau if laws.separable else np.asarray(clock.share(tau), float)
 
-    frames, residuals, error = _refine(scalars, last, laws.separable, share)
+    built = _refine(scalars, last, laws.separable, share, density)
+    error = max((max(table.errors) for table in built), default=np.inf)
     y_range = (min(span.low for span in spans), max(span.high for span in spans))
     if not np.isfinite(error):
         return (
@@ -147,25 +169,34 @@ def _build(process: Process, shape: tuple[int, ...], laws: Laws, spans: tuple[Sp
             f"error {error:.2g} of a standard deviation. Narrow the range to that of the data, or use PathwiseDSM."
         )
     law = None if laws.count == 1 else jnp.asarray(laws.which.reshape(shape), jnp.int32)
-    frame, residual = (jnp.asarray(np.stack(v), jnp.float32) for v in (frames, residuals))
-    return Tables(frame, residual, law, shape, last, spans, laws.separable, error)
+
+    def stacked(name: str):
+        return jnp.asarray(np.stack([getattr(table, name) for table in built]), jnp.float32)
+
+    off = max(table.density_error for table in built)
+    second = stacked("density") if density and off <= MAX_ERROR else None
+    frame, residual = stacked("frame"), stacked("residual")
+    seen = np.stack([span.weight(span.starts(FRAMES)) == 1.0 for span in spans])
+    spread = jnp.sqrt(jnp.mean(frame[..., 1] ** 2, axis=-1, where=seen[:, None]))
+    return Tables(frame, residual, law, shape, last, spans, laws.separable, error, spread, second, off)
 
 
-def _refine(scalars: list[_Scalar], last: float, separable: bool, share: Callable):
-    """Frames and residuals of all laws, and their largest error, with as many starts and times as are needed."""
+def _refine(scalars: list[_Scalar], last: float, separable: bool, share: Callable, density: bool) -> list["_Table"]:
+    """The tables of all laws, with as many starts and times as are needed; none if one is not finite."""
     wanted, count, points = 0.25 * MAX_ERROR, _STARTS[0], _TIMES[0]
     while True:
         times = last * _times(2 * points - 1, separable)
         built = []
         for law in scalars:
-            if (table := _tabulate(law, law.span.starts(count), times, law.total * share(times))) is None:
-                return [], [], np.inf
+            starts = law.span.starts(count)
+            if (table := _tabulate(law, starts, times, law.total * share(times), density)) is None:
+                return []
             built.append(table)
         over_starts, over_times = (max(errors) for errors in zip(*(b.errors for b in built), strict=True))
         finer = [n for n in _STARTS if n > count and over_starts >= wanted]
         more = [n for n in _TIMES if n > points and over_times >= wanted]
         if not finer and not more:
-            return [b.frame for b in built], [b.residual for b in built], max(over_starts, over_times)
+            return built
         # Errors fall as the square of the spacing: go to the first that should do, and look.
         if finer:
             count = next((n for n in finer if over_starts * (count - 1) ** 2 < wanted * (n - 1) ** 2), finer[-1])
@@ -189,9 +220,13 @@ class _Table(NamedTuple):
     residual: np.ndarray
     errors: tuple[float, float]
     """Between starts; between times, with that of the solution."""
+    density: np.ndarray | None
+    density_error: float
 
 
-def _tabulate(law: _Scalar, starts: np.ndarray, times: np.ndarray, received: np.ndarray) -> _Table | None:
+def _tabulate(
+    law: _Scalar, starts: np.ndarray, times: np.ndarray, received: np.ndarray, density: bool
+) -> _Table | None:
     """One scalar law at every other one of the times, which are those of the solution; None if it is not finite."""
     from scipy.interpolate import CubicSpline  # here: its import takes longer than all of this package's
 
@@ -216,7 +251,52 @@ def _tabulate(law: _Scalar, starts: np.ndarray, times: np.ndarray, received: np.
     over_times = _largest(weight, _rms(between), _in_deviations(moved, frame[1::2], unit[:, 1::2]))
     over_times = max(over_times, _largest(weight[::4], _solution(found, rough)))
     fine = CubicSpline(places, frame[::2], axis=1)(np.linspace(0.0, 1.0, FRAMES))
-    return _Table(fine, residual[::2], (over_starts, over_times))
+    second, off = _density(found, weight) if density else (None, 0.0)
+    return _Table(fine, residual[::2], (over_starts, over_times), second, off)
+
+
+def _density(found: Transitions, weight: np.ndarray) -> tuple[np.ndarray, float]:
+    """L and R₃ at every other time, (times, starts, u, 2), and their error."""
+    values, share = (np.stack(v) for v in zip(*map(partial(_density_at, faces=found.faces), found.q), strict=True))
+
+    def error(off: np.ndarray, share: np.ndarray, weight: np.ndarray) -> float:
+        rms = np.sqrt(np.einsum("tsuc,tsu->tsc", off**2, share / share.sum(axis=-1, keepdims=True))).max(axis=-1)
+        return _largest(weight, rms)
+
+    def between(v: np.ndarray, axis: int) -> np.ndarray:
+        """What is at odd places, less what linear interpolation of the even ones makes of it."""
+        v = np.moveaxis(v, axis, 0)
+        return np.moveaxis(v[1::2] - 0.5 * (v[:-1:2] + v[2::2]), 0, axis)
+
+    kept, at = values[::2], share[::2]
+    return kept, max(
+        error(between(values, 0), share[1::2], weight),
+        error(between(kept, 1) / 4, at[:, 1::2], weight[1::2]),
+        error(between(kept, 2) / 4, at[:, :, 1::2], weight),
+    )
+
+
+def _density_at(q: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At one time, of densities (starts, cells): L and R₃, (starts, u, 2), and the share of the mass at every u."""
+    dx, inner = faces[1] - faces[0], faces[1:-1]
+    logs, score, known = log_density(q, dx)
+    # R₃ at the ends of what is known, held beyond; a density that rises outwards there is not believed.
+    cells = np.arange(len(inner))
+    first = np.argmax(known, axis=1)[:, None]
+    last = (len(inner) - 1 - np.argmax(known[:, ::-1], axis=1))[:, None]
+    end = np.clip(cells, first, last)
+    slope = np.take_along_axis(score + inner, end, axis=1)
+    slope = np.where(
+        cells < first, np.maximum(slope, inner[end]), np.where(cells > last, np.minimum(slope, inner[end]), slope)
+    )
+    level = np.take_along_axis(0.5 * (logs[:, 1:] + logs[:, :-1]) + 0.5 * inner**2, end, axis=1)
+    level = level + slope * (inner - inner[end])
+    place = (U - inner[0]) / dx
+    left = np.clip(np.floor(place).astype(int), 0, len(inner) - 2)
+    part = (place - left)[None, :, None]
+    values = np.stack([level, slope], axis=-1)
+    values = (1 - part) * values[:, left] + part * values[:, left + 1]
+    return values, np.exp(values[..., 0] - 0.5 * U**2)
 
 
 def _residual(found: Transitions) -> np.ndarray:

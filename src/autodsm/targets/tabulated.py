@@ -14,9 +14,10 @@ from ..paths.initial import initial_states
 from ..process.clock import Clock
 from ..process.process import Process, check_process
 from ..process.structure import Elementwise
+from .averaging import Averaging, average, check_references, find_averaging
 from .base import AbstractTarget, Draw
 from .spans import even_span
-from .tables import FRAMES, Starts, Tables, Z, find_tables
+from .tables import FRAMES, Starts, Tables, U, Z, find_tables
 
 _FEWEST, _MOST = 1 << 10, 1 << 18
 """States of a sampler from which the tails of its law are taken: as many as 2²² numbers hold, between these."""
@@ -36,8 +37,10 @@ class Tabulated(AbstractTarget):
     process: Process
     tables: Tables | None
     clock: Clock
+    averaging: Averaging | None
     y_range: tuple[float, float] | None = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
+    references: int | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -46,18 +49,27 @@ class Tabulated(AbstractTarget):
         *,
         y_range: tuple[float, float] | None = None,
         antithetic: bool = False,
+        references: int | None = 1,
         clock: Clock | None = None,
     ):
         check_process(process)
+        check_references(references)
         y_range = None if y_range is None else check_range("y_range", y_range)
-        self.process, self.y_range, self.antithetic = process, y_range, antithetic
+        self.process, self.y_range, self.antithetic, self.references = process, y_range, antithetic, references
         self.clock = Clock(process) if clock is None else clock
-        self.tables = None
+        self.tables = self.averaging = None
         if shape is not None and y_range is not None:
-            self.tables = _given(process, as_shape(shape), y_range, self.clock)
+            self.tables = _given(process, as_shape(shape), y_range, self.clock, density=references != 1)
 
     @classmethod
-    def find(cls, pilot, *, y_range: tuple[float, float] | None = None, antithetic: bool = False) -> "Tabulated | str":
+    def find(
+        cls,
+        pilot,
+        *,
+        y_range: tuple[float, float] | None = None,
+        antithetic: bool = False,
+        references: int | None = 1,
+    ) -> "Tabulated | str":
         """The target for the data of a `Pilot`; or why there is none."""
         _check_elementwise(pilot.process, pilot.shape)
         pilot.report("pilot: tables of the kernel …")
@@ -68,17 +80,34 @@ class Tabulated(AbstractTarget):
             starts = Starts(None, np.asarray(initial_states(pilot.y0, n, key=pilot.key)), sampled=True)
         else:
             starts = Starts(None, np.asarray(pilot.y0))
-        found = find_tables(pilot.process, pilot.shape, starts, clock=pilot.clock)
-        waiting = cls(pilot.process, antithetic=antithetic, clock=pilot.clock)
-        return found if isinstance(found, str) else replace(waiting, tables=found)
+        found = find_tables(pilot.process, pilot.shape, starts, clock=pilot.clock, density=references != 1)
+        waiting = cls(pilot.process, antithetic=antithetic, references=references, clock=pilot.clock)
+        return found if isinstance(found, str) else replace(waiting, tables=found)._averaged(pilot)
 
     def prepared(self, pilot):
         if self.tables is not None:
-            return self
-        found = Tabulated.find(pilot, y_range=self.y_range, antithetic=self.antithetic)
+            return self._averaged(pilot)
+        found = Tabulated.find(pilot, y_range=self.y_range, antithetic=self.antithetic, references=self.references)
         if isinstance(found, str):
             raise ValueError(found)
         return found
+
+    def _averaged(self, pilot) -> "Tabulated":
+        """With an `Averaging`, if there is to be one."""
+        if self.references == 1 or self.averaging is not None:
+            return self
+        assert self.tables is not None
+        if self.tables.density is None and self.references is None:
+            return self
+        self._check_density(self.tables)
+        return replace(self, averaging=find_averaging(pilot, self.together, self.references))
+
+    def _check_density(self, tables: Tables) -> None:
+        if tables.density is None:
+            raise ValueError(
+                f"references={self.references} needs the density of the kernel, and its table would err by "
+                f"{tables.density_error:.2g} of a standard deviation. Give references=1."
+            )
 
     def tables_of(self, shape: tuple[int, ...]) -> Tables:
         """The tables for states of this shape."""
@@ -91,12 +120,14 @@ class Tabulated(AbstractTarget):
                 "the range of the tabulated kernel is not known yet. Give y_range=(low, high), or call "
                 "objective.prepare(y0, key=key); fit does that."
             )
-        return _given(self.process, shape, self.y_range, self.clock)
+        return _given(self.process, shape, self.y_range, self.clock, density=self.references != 1)
 
     def draw(self, x, times, *, key):
         times, tables = jnp.asarray(times, x.dtype), self.tables_of(x.shape)
         z = jax.random.normal(key, (len(times), *x.shape), x.dtype)
-        return jax.lax.stop_gradient(jax.vmap(lambda t, z: self._draw(tables, x, t, z))(times, z))
+        draw = jax.vmap(lambda t, z: self._draw(tables, x, t, z))(times, z)
+        scale = jax.vmap(lambda t: self._scale(tables, x, t))(times)
+        return jax.lax.stop_gradient(draw._replace(scale=scale))
 
     def states(self, x, times, *, key):
         return self.draw(x, times, key=key).y[:, 0]
@@ -115,34 +146,87 @@ class Tabulated(AbstractTarget):
             "tabulated kernel. Give a y_range that contains them all."
         )
 
-    def _draw(self, tables: Tables, x, t, z) -> Draw:
+    def together(self, xs, t, members, *, key):
+        tables, t = self.tables_of(xs.shape[1:]), jnp.asarray(t, xs.dtype)
+        self._check_density(tables)
+        mean, scale = jax.vmap(lambda x: self._frame(tables, x, t))(xs)
+        rows = jax.vmap(lambda x: self._rows(tables, x, t))(xs).astype(xs.dtype)
+        z = jax.random.normal(key, (members, *xs.shape[1:]), xs.dtype)
+        draw = jax.vmap(lambda x, z: self._draw(tables, x, t, z))(xs[:members], z)
+
+        def one(y, own):
+            # By way of the own mean, so that far from zero few digits are lost.
+            u = ((y - own) + (own - mean)) / scale
+            log_q, score = look_up(rows, u)
+            log_q = jnp.sum((log_q - jnp.log(scale)).reshape(len(xs), -1), axis=-1)
+            return average(log_q, score / scale)
+
+        score = jax.vmap(jax.vmap(one, (0, None)))(draw.y, draw.anchor)
+        typical = jnp.broadcast_to(self._scale(tables, xs[0], t), draw.anchor.shape)
+        return jax.lax.stop_gradient(Draw(jnp.broadcast_to(t, members), draw.y, score, typical, draw.anchor))
+
+    def _scale(self, tables: Tables, x, t) -> Array:
+        """The deviation of kernels at t, for weights of the loss: those must not depend on the start, or the minimum
+        of the loss, the mean of weight times target over the mean of the weight, is not the score."""
         share = self.clock.share(t)
-        received = share * self.clock.totals_of(x.shape)
-        tau = share if tables.separable else t
+        i, a = _position(tables.place(share if tables.separable else t), 0.0, 1.0, tables.spread.shape[1])
         law = 0 if tables.law is None else tables.law
+        spread = (1 - a) * tables.spread[law, i] + a * tables.spread[law, i + 1]
+        received = jnp.broadcast_to(share * self.clock.totals_of(x.shape), x.shape)
+        return (jnp.sqrt(received) * spread).astype(x.dtype)
+
+    def _rows(self, tables: Tables, x, t) -> Array:
+        """L and R₃ of the kernel from x, (*shape, u, 2)."""
+        law, corners, _ = self._place(tables, x, t)
+        return sum((w[..., None, None] * tables.density[law, i, j] for w, i, j in corners), jnp.zeros(()))
+
+    def _place(self, tables: Tables, x, t):
+        """Which law, weights and places of the four entries (τ, y_0) around a state, and τ."""
+        share = self.clock.share(t)
+        tau = share if tables.separable else t
+        i, a = _position(tables.place(tau), 0.0, 1.0, tables.frame.shape[1])
+        place = tables.span().place(x, jnp)
+        j, b = _position(place, 0.0, 1.0, tables.residual.shape[2])
+        corners = [(u * v, i + di, j + dj) for u, di in ((1 - a, 0), (a, 1)) for v, dj in ((1 - b, 0), (b, 1))]
+        return (0 if tables.law is None else tables.law), corners, tau
+
+    def _frame(self, tables: Tables, x, t) -> tuple[Array, Array]:
+        """Mean and deviation of the kernel from x."""
+        law, _, tau = self._place(tables, x, t)
+        received = self.clock.share(t) * self.clock.totals_of(x.shape)
         i, a = _position(tables.place(tau), 0.0, 1.0, tables.frame.shape[1])
         span = tables.span()
-        place = span.place(x, jnp)
-        j, b = _position(place, 0.0, 1.0, tables.residual.shape[2])
-        weights = [((1 - a) * (1 - b), 0, 0), ((1 - a) * b, 0, 1), (a * (1 - b), 1, 0), (a * b, 1, 1)]
-        k, c = _position(place, 0.0, 1.0, FRAMES)
+        k, c = _position(span.place(x, jnp), 0.0, 1.0, FRAMES)
         frame = jnp.zeros((*x.shape, 2), tables.frame.dtype)
         for w, di, dk in ((1 - a) * (1 - c), 0, 0), ((1 - a) * c, 0, 1), (a * (1 - c), 1, 0), (a * c, 1, 1):
             frame = frame + w[..., None] * tables.frame[law, i + di, k + dk]
         inside = (x >= span.low) & (x <= span.high)
         mean = jnp.where(inside, x + tau * frame[..., 0], jnp.nan).astype(x.dtype)
-        scale = (jnp.sqrt(received) * frame[..., 1]).astype(x.dtype)
+        return mean, (jnp.sqrt(received) * frame[..., 1]).astype(x.dtype)
+
+    def _draw(self, tables: Tables, x, t, z) -> Draw:
+        law, corners, _ = self._place(tables, x, t)
+        mean, scale = self._frame(tables, x, t)
 
         def one(z):
             k, c = _position(jnp.clip(z, Z[0], Z[-1]), Z[0], Z[-1], len(Z))
             found = jnp.zeros((*x.shape, 2), tables.residual.dtype)
-            for w, di, dj in weights:
+            for w, i, j in corners:
                 for v, dk in ((1 - c, 0), (c, 1)):
-                    found = found + (w * v)[..., None] * tables.residual[law, i + di, j + dj, k + dk]
+                    found = found + (w * v)[..., None] * tables.residual[law, i, j, k + dk]
             return mean + scale * (z + found[..., 0]), (-z + found[..., 1]) / scale
 
         y, score = jax.vmap(one)(jnp.stack([z, -z]) if self.antithetic else z[None])
         return Draw(t, y.astype(x.dtype), score.astype(x.dtype), scale, mean)
+
+
+def look_up(rows, u) -> tuple[Array, Array]:
+    """`log(S q)` and `S ∂ log q` from entries (*shape, u, 2) of the second table, at u."""
+    ends = jnp.clip(u, U[0], U[-1])
+    k, c = _position(ends, U[0], U[-1], len(U))
+    low, high = (jnp.take_along_axis(rows, (k + dk)[..., None, None], axis=-2)[..., 0, :] for dk in (0, 1))
+    level, slope = jnp.moveaxis(low + c[..., None] * (high - low), -1, 0)
+    return level + slope * (u - ends) - 0.5 * u**2, slope - u
 
 
 def _position(value, low: float, high: float, points: int) -> tuple[Array, Array]:
@@ -161,10 +245,12 @@ def _check_elementwise(process: Process, shape: tuple[int, ...]) -> None:
         )
 
 
-def _given(process: Process, shape: tuple[int, ...], y_range: tuple[float, float], clock: Clock) -> Tables:
+def _given(
+    process: Process, shape: tuple[int, ...], y_range: tuple[float, float], clock: Clock, *, density: bool
+) -> Tables:
     """Tables of a range that was given."""
     _check_elementwise(process, tuple(shape))
-    found = find_tables(process, tuple(shape), Starts(y_range, None), clock=clock)
+    found = find_tables(process, tuple(shape), Starts(y_range, None), clock=clock, density=density)
     if isinstance(found, str):
         raise ValueError(found)
     return found
