@@ -27,7 +27,7 @@ from .axes import check_axes, path_like
 from .choose import Plan, is_image, make_plan
 from .model import Model
 from .objective import AbstractObjective
-from .saved import FILE, begin, save, update
+from .saved import begin, finish, update
 from .train import Rounds, check_batch, optimizer_for, train
 
 _LOOKED = 4
@@ -258,7 +258,7 @@ def fit(
             raise
         model = model_of(network, state.params, state.ema, int(state.step), history)
         if folder is not None:
-            save(model, folder / FILE)
+            finish(folder, model)
     return model
 
 

@@ -318,7 +318,13 @@ def begin(path: Path, model: Model, network) -> Any:
     return eqx.combine(params, jax.tree.unflatten(structure, kept))
 
 
+def finish(path: Path, model: Model) -> None:
+    """Put a trained model into the file of its run, if it is not there already."""
+    if read_archive(path / FILE)[0].get("step") != model.step:
+        save(model, path / FILE)
+
+
 def update(path: Path, model: Model) -> None:
     """Bring the file of a run up to its newest checkpoint."""
     own = model.score if "own" in read_archive(path / FILE)[0]["score"] else None
-    save(load(path, process=model.process, network=own, prior=model.prior, y0=model.y0), path / FILE)
+    finish(path, load(path, process=model.process, network=own, prior=model.prior, y0=model.y0))

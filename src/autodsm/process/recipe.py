@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import equinox as eqx
+
 from ..base.modules import replace
 from .process import Process
 
@@ -32,7 +34,7 @@ class Recipe:
 
 
 def _short(value) -> str:
-    text = repr(value)
+    text = eqx.tree_pformat(value, width=1000, hide_defaults=False) if isinstance(value, eqx.Module) else repr(value)
     return type(value).__name__ if " at 0x" in text or len(text) > 60 else text
 
 
