@@ -207,6 +207,32 @@ def test_states_are_carried_with_the_right_law(monkeypatch):
         assert abs(values.var() / want - 1.0) < 4.5 * np.sqrt(2 / 4000)
 
 
+def test_a_run_made_in_python_is_sampled(autodsm, tmp_path):
+    import numpyro.distributions as dist
+
+    process = ad.vp(ad.LinearBeta(0.1, 10.0))
+    own = ad.Process(lambda y, t: -y, 1.0, 1.0)
+    for name, each, prior in (("vp", process, dist.Normal(0.0, 1.0)), ("own", own, None)):
+        clock = ad.Clock(each)
+        ad.fit(
+            each, lambda key, n: jax.random.normal(key, (n, 2)), key=jax.random.key(0), prior=prior, steps=8,
+            network=ad.network.Score(ad.network.MLP((2,), clock, key=jax.random.key(0), width=4, depth=1), clock),
+            objective=ad.LocalDSM(each, schedule=ad.FromZero()), batch_size=16, progress=False, out=tmp_path / name,
+        )  # fmt: skip
+    done = autodsm("sample", "vp", "--n", "20", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "vp" / "samples.npz")["y"].shape == (20, 2)
+    refused = autodsm("sample", "own")
+    assert refused.returncode == 2
+    assert "was made in Python, and its process and y0 are your own" in refused.stderr
+    (tmp_path / "own.py").write_text(
+        "import jax, autodsm as ad\nprocess = ad.Process(lambda y, t: -y, 1.0, 1.0)\n"
+        "def y0(key, n): return jax.random.normal(key, (n, 2))\n"
+    )
+    done = autodsm("sample", "own", "--n", "20", "--file", "own.py")
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_no_run_is_not_used(autodsm, tmp_path):
     (tmp_path / "half").mkdir()
     config = {"command": {"problem": "swimmer", "options": {"steps": 5}}}

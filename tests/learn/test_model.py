@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -180,6 +181,18 @@ def test_a_changed_drift_is_told_from_rounding(own):
         ValueError, match=r"(?s)another configuration:.*process.drift: component .* is .* there, .* here"
     ):
         ad.fit(**arguments(ad.Process(lambda y, t: -1.01 * y, 1.0, 1.0)), out=folder)
+
+
+def test_a_copied_run_goes_on_on_an_older_machine(own, tmp_path):
+    """Its instructions round otherwise, so that initial weights are not the same to the bit."""
+    shutil.copytree(own[0], tmp_path / "copy")
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_model as tests, autodsm as ad;"
+    code += "print('at step', ad.fit(**tests.arguments(tests.OWN), out=sys.argv[1]).step)"
+    environment = {**os.environ, "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
+    command = [sys.executable, "-c", code, str(tmp_path / "copy")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"at step {STEPS}" in done.stdout
 
 
 # Files that last

@@ -49,11 +49,11 @@ def open_run(path: Path, console: Console, *, file: Path | None = None, needs: f
         if file is not None:
             source = {"file": str(file)}
         if not source:
-            names = " and ".join(sorted(needed))
+            names = " and ".join(sorted(needed)) + (" are" if len(needed) > 1 else " is")
+            given = ", ".join(f"{name}={name}" for name in sorted(needed))
             raise ValueError(
-                f"{path} was made in Python, and its {names} is your own. In Python, ad.load({str(path)!r}, "
-                f"{', '.join(f'{name}={name}' for name in sorted(needed))}) opens it; or name a file that defines what "
-                "is missing, --file FILE.py."
+                f"{path} was made in Python, and its {names} your own. In Python, ad.load({str(path)!r}, {given}) "
+                "opens it; or name a file that defines what is missing, --file FILE.py."
             )
         if "file" in source:
             console.print(f"{path} executes the code of {source['file']}.", soft_wrap=True)

@@ -189,8 +189,9 @@ def fit(
 
     - `y0`: a sampler `y0(key, n)`, in JAX or numpy, an array of samples stacked along its first axis, or a law of a
       state with `sample` and `log_prob`, whose score takes noise out of the targets.
-    - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
-      configuration, that run is resumed, to the same result as if it had not been interrupted.
+    - `out`: a folder for config.json, model.autodsm, metrics.jsonl and checkpoints, which `load` opens. If it holds an
+      unfinished run of the same configuration, that run is resumed, to the same result as if it had not been
+      interrupted.
     - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
 
     and, as `options`:

@@ -27,6 +27,8 @@ VERSION = 1
 TOLERANCE = 1e-4
 """Of computed numbers, as a share of the largest of their kind. Single precision on another machine differs by 10⁻⁶, or
 some times that where terms cancel."""
+_CHUNK = 1 << 20
+"""Numbers of an array that are looked at at once: a data set may be large."""
 _EMPTY = types.CellType()  # of a variable that was never set
 
 
@@ -56,7 +58,7 @@ class Config:
     library: dict = dataclasses.field(default_factory=versions)
 
     def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        return json.loads(json.dumps(dataclasses.asdict(self)), parse_constant=str)  # JSON has no infinity
 
     @classmethod
     def from_json(cls, found: dict[str, Any], where: Path | str) -> "Config":
@@ -191,15 +193,16 @@ def sketch(values) -> dict[str, Any]:
     random signs, over the root of their number. Another array of the same kind has other sums; rounding has not."""
     values = np.asarray(values)
     kind = f"{values.dtype}{list(values.shape)}"
-    if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+    if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":  # such as a random key
         return {"array": kind, "sketch": [0.0, 0.0, 0.0]}
-    flat = values.astype(np.float64).ravel()
-    if not flat.size:
-        return {"array": kind, "sketch": [0.0, 0.0, 0.0]}
-    signs = 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, size=(2, flat.size), dtype=np.int8)
-    sums = signs @ flat / np.sqrt(flat.size)
-    found = [float(np.sqrt(np.mean(flat**2))), *map(float, sums)]
-    return {"array": kind, "sketch": found if np.all(np.isfinite(found)) else [0.0, 0.0, 0.0]}
+    flat, rng, found = values.ravel(), np.random.default_rng(0), np.zeros(3)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK].astype(np.float64)
+        signs = 1.0 - 2.0 * rng.integers(0, 2, size=(2, part.size), dtype=np.int8)
+        found += np.sum(part**2), *(signs @ part)
+    found /= max(flat.size, 1)
+    found = np.array([np.sqrt(found[0]), *(found[1:] * np.sqrt(flat.size))])
+    return {"array": kind, "sketch": found.tolist() if np.all(np.isfinite(found)) else [0.0, 0.0, 0.0]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
