@@ -298,6 +298,7 @@ def begin(path: Path, model: Model, network) -> Any:
             before = _fingerprint(document["fingerprint"], arrays, config)
         except (KeyError, TypeError, IndexError) as error:
             raise damaged(file, f"{type(error).__name__}: {error}") from error
+    assert model.process is not None
     open_run(path, model.config, [] if before is None else before.differences(model.process))
     if before is None:
         if Checkpoints(path / "checkpoints").steps():

@@ -34,7 +34,10 @@ class Recipe:
 
 
 def _short(value) -> str:
-    text = eqx.tree_pformat(value, width=1000, hide_defaults=False) if isinstance(value, eqx.Module) else repr(value)
+    if isinstance(value, eqx.Module):
+        held = (f"{name}={_short(getattr(value, name))}" for name in value.__dataclass_fields__)
+        return f"{type(value).__name__}({', '.join(held)})"
+    text = repr(value)
     return type(value).__name__ if " at 0x" in text or len(text) > 60 else text
 
 

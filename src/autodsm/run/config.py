@@ -65,7 +65,7 @@ class Config:
         """Of this release or an earlier one: fields that did not exist then have their defaults."""
         library = found.get("library")
         version = library.get("autodsm") if isinstance(library, dict) else None
-        writer = f"written by autodsm {version}" if version else "written by an earlier release than 0.1"
+        writer = f"written by autodsm {version}" if version else "written before files named their version"
         names = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted({*found} - {*names}):
             raise ValueError(
