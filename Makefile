@@ -22,6 +22,7 @@ test: $(STAMP)
 # What is too slow for every change, before a release: hours on two cores. Stopped, the first goes on.
 check-slow: $(STAMP)
 	"$(BIN)/python" benchmarks/fuzz.py --cases 2000 --seed 0
+	"$(BIN)/python" benchmarks/hostile.py --tries 1000
 	"$(BIN)/python" benchmarks/kill.py --signals 60
 	"$(BIN)/python" benchmarks/kill.py --signals 55 --moment saving
 	"$(BIN)/python" benchmarks/step_cost.py

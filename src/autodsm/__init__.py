@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and checkers of types; what runs is the table b
     from .learn.ism import ISM
     from .learn.model import Model
     from .learn.objective import DSM
+    from .learn.saved import load
     from .paths.simulate import simulate
     from .process import priors, systems
     from .process.clock import Clock
@@ -84,6 +85,7 @@ __all__ = [
     "likelihood",
     "linear",
     "linearize",
+    "load",
     "log_likelihood",
     "metrics",
     "network",
@@ -139,6 +141,7 @@ _HOMES = {
     "likelihood": "use.likelihood:",
     "linear": "process.priors:linear",
     "linearize": "kernels.linearize:linearize",
+    "load": "learn.saved:load",
     "log_likelihood": "use.likelihood:log_likelihood",
     "metrics": "use.metrics:",
     "network": "network:",

@@ -19,7 +19,7 @@ from autodsm.learn.train import TrainingError, initial_state, make_draws, make_r
 from autodsm.network import MLP, Score, TimeFeatures
 from autodsm.process.probes import is_linear
 from autodsm.run.checkpoint import Checkpoints
-from autodsm.run.config import describe
+from autodsm.run.config import outline
 from autodsm.targets import Adapted, Kinetic, Local, Paths, Tabulated
 from autodsm.targets.marginals import POINTS, SHARES, Marginals
 from autodsm.targets.pilot import Pilot
@@ -79,7 +79,11 @@ AT_ZERO = np.zeros((4, 1))
         ({"y0": DATA}, {"y0": OTHER_DATA}, "data: "),
         ({}, {"objective": ad.LocalDSM(OU, lam=0.02, steps=16)}, "objective.target.schedule.type: 'FromZero' there"),
         ({}, {"objective": ad.LocalDSM(OU, schedule=ad.FromZero(), weighting="score")}, "objective.weighting: 'percep"),
-        ({}, {"network": small_network(OU, seed=4)}, r"network.net.layers\[0\].weight: 'float32\[11, 16\] \w+' there"),
+        (
+            {},
+            {"network": small_network(OU, seed=4)},
+            r"network.net.layers\[0\].weight: other values of float32\[11, 16\]",
+        ),
         ({}, {"network": small_network(OU, width=8)}, r"network.net.layers\[0\].weight: "),
         ({}, {"optimizer": optax.adam(1e-3)}, "optimizer.name: 'adamw' there, 'given' here"),
         (
@@ -118,9 +122,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
 def test_a_distribution_is_described_alike_in_every_process():
     """The order of its leaves follows from hashes of strings, which differ between processes."""
     code = (
-        "import json, jax.numpy as jnp, numpyro.distributions as d; from autodsm.run.config import describe;"
+        "import json, jax.numpy as jnp, numpyro.distributions as d; from autodsm.run.config import outline;"
         "parts = d.Categorical(probs=jnp.array([0.3, 0.7])), d.Logistic(jnp.array([0.0, 1.0]), 2.0);"
-        "print(json.dumps(describe(d.MixtureSameFamily(*parts))))"
+        "print(json.dumps(outline(d.MixtureSameFamily(*parts))))"
     )
     found = {
         subprocess.run(
@@ -139,12 +143,12 @@ def test_descriptions_tell_priors_and_closures_apart():
         return circle(n - 1) if n else told
 
     told = circle  # two functions that hold each other
-    assert describe(dist.Normal(0.0, 1.0)) == describe(dist.Normal(0.0, 1.0)) != describe(dist.Normal(0.0, 2.0))
-    assert describe(base(1.0)) == describe(base(1.0)) != describe(base(2.0))
-    assert describe(circle)
+    assert outline(dist.Normal(0.0, 1.0)) == outline(dist.Normal(0.0, 1.0)) != outline(dist.Normal(0.0, 2.0))
+    assert outline(base(1.0)) == outline(base(1.0)) != outline(base(2.0))
+    assert outline(circle)
     laws = [dist.Normal(0.0, scale) for scale in (1.0, 1.0, 2.0)]
     bases = [jax.grad(lambda y, law=law: law.log_prob(y)) for law in laws]
-    assert describe(bases[0]) == describe(bases[1]) != describe(bases[2])
+    assert outline(bases[0]) == outline(bases[1]) != outline(bases[2])
 
 
 # What is refused at once

@@ -111,11 +111,13 @@ class Resume:
 
     run: tyro.conf.Positional[Path]
     """Its folder."""
+    file: Path | None = None
+    """The file that the run was made from, where it is elsewhere now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Draw samples from a finished run and write them into its folder, as samples.npz and a figure.
+    """Draw samples from a run and write them into its folder, as samples.npz and a figure.
 
     A run with a prior is sampled backwards from it. One without is a physical system: its initial states are carried
     forwards by the probability flow.
@@ -129,11 +131,13 @@ class Sample:
     steps: int | None = None
     """Of the reversed process (default 250)."""
     seed: int = 0
+    file: Path | None = None
+    """A Python file that defines `process`, where the run's own is elsewhere now, or the run was made in Python."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Measure a finished run: distances with their noise floors, likelihoods, entropy rates, errors of the score.
+    """Measure a run: distances with their noise floors, likelihoods, entropy rates, errors of the score.
 
     What applies is shown as a table and added to result.json.
     """
@@ -143,6 +147,23 @@ class Evaluate:
     n: int = 4_000
     """Samples."""
     seed: int = 0
+    file: Path | None = None
+    """A Python file that defines `process`, where the run's own is elsewhere now, or the run was made in Python."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write the score of a run, or a sampler, as StableHLO: for programs that have JAX, and not this library."""
+
+    run: tyro.conf.Positional[Path]
+    """Its folder, or the file of a model."""
+    what: Literal["score", "sampler"] = "score"
+    steps: int | None = None
+    """Of a sampler (default 250)."""
+    out: Path | None = None
+    """File to write; it must not exist. By default score.stablehlo or sampler.stablehlo in the folder of the run."""
+    file: Path | None = None
+    """A Python file that defines `process`, where the run's own is elsewhere now, or the run was made in Python."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,4 +190,5 @@ Command = (
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Sample, tyro.conf.subcommand("sample")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
 )

@@ -1,4 +1,4 @@
-"""The command line: `autodsm list | reproduce | report | data | train | fit | resume | sample | evaluate`."""
+"""The command line: `autodsm list | reproduce | report | data | train | fit | resume | sample | evaluate | export`."""
 
 import io
 import sys

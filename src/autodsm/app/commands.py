@@ -12,7 +12,7 @@ from ..data import cifar10_files as cifar10
 from ..experiments import EXPERIMENTS
 from ..run.folder import RunFolder, check_free, free_path, read_json
 from . import report as results
-from .arguments import Command, Data, Evaluate, Fit, List, Report, Reproduce, Resume, Sample, Train
+from .arguments import Command, Data, Evaluate, Export, Fit, List, Report, Reproduce, Resume, Sample, Train
 from .problems import PROBLEMS
 
 
@@ -34,6 +34,8 @@ def carry_out(command: Command, console: Console) -> None:
             draw(command, console)
         case Evaluate():
             evaluate(command, console)
+        case Export():
+            write_export(command, console)
 
 
 def show_list(console: Console) -> None:
@@ -130,25 +132,44 @@ def resume(command: Resume, console: Console) -> None:
     if recorded.is_file() and "experiment" in (config := read_json(recorded)):
         run_experiment(config["experiment"], RunFolder(command.run), console)
         return
-    from .evaluate import announce_code, recorded_command
+    from .runs import recorded_command
     from .training import train_problem
 
     source, options = recorded_command(command.run)
-    announce_code(command.run, source, console)
+    if "file" in source:
+        source = source if command.file is None else {"file": str(command.file)}
+        console.print(f"{command.run} executes the code of {source['file']}.", soft_wrap=True)
+    elif command.file is not None:
+        raise ValueError(f"file={str(command.file)!r}: {command.run} is of the problem {source['problem']!r}.")
     train_problem(source, options, command.run, console)
 
 
 def draw(command: Sample, console: Console) -> None:
-    from .evaluate import open_finished, sample_run
+    from .runs import open_run, sample_run, to_sample
 
     check_count("n", command.n)
-    run = open_finished(command.run, console)
+    run = open_run(command.run, console, file=command.file, needs=to_sample(command.run))
     method = command.method or ("ode" if run.problem.prior is None else "sde")
     sample_run(run, console, n=command.n, method=method, steps=command.steps, seed=command.seed)
 
 
 def evaluate(command: Evaluate, console: Console) -> None:
-    from .evaluate import evaluate_run, open_finished
+    from .evaluate import evaluate_run
+    from .runs import EVERYTHING, open_run
 
     check_count("n", command.n)
-    evaluate_run(open_finished(command.run, console), console, n=command.n, seed=command.seed)
+    run = open_run(command.run, console, file=command.file, needs=EVERYTHING)
+    evaluate_run(run, console, n=command.n, seed=command.seed)
+
+
+def write_export(command: Export, console: Console) -> None:
+    from .runs import open_run
+
+    folder = command.run if command.run.is_dir() else command.run.parent
+    out = free_path(folder / f"{command.what}.stablehlo") if command.out is None else command.out
+    if out.exists():
+        raise FileExistsError(f"{out} already exists. Nothing is overwritten: remove it, or name another file.")
+    needs = frozenset({"process"}) if command.what == "sampler" else None
+    run = open_run(command.run, console, file=command.file, needs=needs)
+    run.model.export(out, sampler=command.what == "sampler", steps=command.steps)
+    console.print(f"The {command.what}, states of shape {run.shape}, written to {out}", soft_wrap=True)

@@ -10,8 +10,8 @@ from ..use import observables
 from ..use.diagnose import FEWEST, diagnose
 from ..use.findings import Report
 from .problems import Problem
+from .runs import SHARES
 
-SHARES = (0.1, 0.3, 1.0)  # of t1, where physical systems are looked at
 DIAGNOSED = (0.02, 0.6)
 """Of t1, where diagnostics look besides."""
 LARGE = 64

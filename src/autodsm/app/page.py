@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..kernels.schedule import FromZero, ScheduledPairs
 from ..learn.fit import Setup
-from ..network import MLP, Equivariant, UNet
+from ..network import network_name
 from ..paths.initial import LOOK, initial_states
 from ..process.noise import is_invertible
 from ..process.process import Process
@@ -31,13 +31,13 @@ def page(name: str, problem: Problem, setup: Setup, options: Options, out: Path)
         "prior": "none: sampled forwards from y0" if problem.prior is None else type(problem.prior).__name__,
         "objective": setup.reason,
         "states": _states(setup.objective),
-        "network": f"{_network(setup.network)}, {setup.parameters:,} trained numbers",
+        "network": f"{network_name(setup.network)}, {setup.parameters:,} trained numbers",
         "optimizer": f"AdamW, learning rate up to {options.learning_rate:g}, then to 0 as a cosine; "
         f"weights averaged over steps, {options.ema:g}",
         "batch": f"{rounds.paths * rounds.pairs * evaluations} evaluations of the network in a step: {draws}",
         "training": f"{rounds.steps} steps in rounds of {rounds.round_steps}, a checkpoint every "
         f"{options.checkpoint_every} steps, seed {options.seed}",
-        "would write": f"{out}: config.json, metrics.jsonl, checkpoints, figures/loss.png, result.json",
+        "would write": f"{out}: config.json, model.autodsm, metrics.jsonl, checkpoints, figures/loss.png, result.json",
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -85,13 +85,6 @@ def _states(objective) -> str:
     if isinstance(target, Local) and isinstance(target.schedule, ScheduledPairs):
         text += f"; kernels over λ = {float(target.schedule.lam):.3g}"
     return text
-
-
-def _network(network) -> str:
-    if (net := _first(network, MLP)) is not None:
-        depth = len(net.layers) - 1
-        return f"MLP, {depth} hidden layer{'s' * (depth > 1)} of {net.layers[0].bias.size}"
-    return type(_first(network, UNet | Equivariant) or network).__name__
 
 
 def _first(tree, kind):

@@ -1,6 +1,5 @@
 """What the command line trains on: named problems, and problems that a user's file defines."""
 
-import hashlib
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -62,20 +61,11 @@ def from_file(path: Path) -> Problem:
     return Problem(process, y0, *(found.get(name) for name in ("prior", "objective", "network")))
 
 
-def check_unchanged(path: Path, digest: str) -> None:
-    """Refuse a file that is not the one a run was made from."""
-    _check_file(path)
-    if (now := file_digest(path)) != digest:
-        raise ValueError(
-            f"{path} has changed since the run was made: its digest was {digest}, and is {now}. It was not executed. "
-            "Restore the file, or start a new run with the changed one."
-        )
+def problem_of(source: dict) -> Problem:
+    """What a command was about."""
+    return named(source["problem"]) if "problem" in source else from_file(Path(source["file"]))
 
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise ValueError(f"file={str(path)!r} does not exist in {Path.cwd()}. Go to the folder where it is.")
-
-
-def file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        raise ValueError(f"file={str(path)!r} does not exist. Name the file where it is now, such as --file FILE.py.")

@@ -1,7 +1,7 @@
 """Training from the command line: options by name, and what a run writes.
 
-A run folder holds `config.json` (everything resolved, and the command that made it), `metrics.jsonl`, `checkpoints/`,
-`figures/loss.png` and `result.json`.
+A run folder holds `config.json` (what was asked for, and the command that made it), `model.autodsm`, `metrics.jsonl`,
+`checkpoints/`, `figures/loss.png` and `result.json`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ..process.process import Process
 from ..run.folder import RunFolder, locked, read_numbers
 from .arguments import Options
 from .page import page
-from .problems import Problem, file_digest, from_file, named
+from .problems import Problem, problem_of
 
 _USES = {
     "auto": set(),
@@ -58,10 +58,6 @@ def build_objective(process: Process, options: Options):
     return None if options.objective == "auto" else builders[options.objective](process, **given)
 
 
-def load(source: dict) -> Problem:
-    return named(source["problem"]) if "problem" in source else from_file(Path(source["file"]))
-
-
 def arguments(source: dict, options: Options, problem: Problem) -> dict:
     """What `fit` is called with."""
     objective = build_objective(problem.process, options)
@@ -71,7 +67,7 @@ def arguments(source: dict, options: Options, problem: Problem) -> dict:
         objective = problem.objective
     record = {**source, "options": dataclasses.asdict(options)}
     if "file" in source:
-        record["digest"] = file_digest(Path(source["file"]))
+        record["file"] = str(Path(source["file"]).resolve())
     return dict(
         process=problem.process,
         y0=problem.y0,
@@ -92,7 +88,7 @@ def arguments(source: dict, options: Options, problem: Problem) -> dict:
 
 def dry_run(source: dict, options: Options, out: Path, console: Console) -> None:
     """Everything but the training, and what it found."""
-    problem = load(source)
+    problem = problem_of(source)
     given = arguments(source, options, problem)
     setup = set_up(given.pop("process"), given.pop("y0"), progress=True, **given)
     console.print(page(source.get("problem") or source["file"], problem, setup, options, out))
@@ -107,7 +103,7 @@ def train_problem(source: dict, options: Options, out: Path, console: Console) -
     if out.exists():
         with locked(out, patience=0.0):  # a folder in use is refused before any work
             pass
-    given = arguments(source, options, load(source))
+    given = arguments(source, options, problem_of(source))
     model = fit(given.pop("process"), given.pop("y0"), out=out, checkpoint_every=options.checkpoint_every, **given)
     folder = RunFolder(out)
     history = np.array([[row["step"], row["loss"]] for row in model.history])

@@ -17,17 +17,23 @@ import optax
 from ..base.calls import check_returned, shape_of
 from ..base.errors import as_floating, check_count, check_flag, check_key, suggest_options
 from ..base.types import PRNGKey
-from ..network import Score, trainable
+from ..network import Score, network_name, trainable
 from ..paths.initial import LOOK, as_start, initial_states
 from ..process.process import Process, check_process
-from ..run.config import describe, digest, fingerprint, open_run
+from ..run.config import Config, Fingerprint, outline, sketch
 from ..run.folder import locked
 from ..run.watch import announce
 from ..use.diagnose import poor
+from .axes import check_axes, path_like
 from .choose import Plan, is_image, make_plan
 from .model import Model
 from .objective import AbstractObjective
+from .saved import begin, finish, update
 from .train import Rounds, check_batch, optimizer_for, train
+
+_LOOKED = 4
+"""Examples at which a process is told from another, and as many states beside them: a changed term that vanishes at
+one state does not at eight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +44,19 @@ class Setup:
     rounds: Rounds
     optimizer: optax.GradientTransformation
     key: PRNGKey
-    record: Callable[[], dict]
+    process: Process
+    examples: np.ndarray
+    record: Callable[["Setup"], Config]
 
     @functools.cached_property
-    def config(self) -> dict:
+    def config(self) -> Config:
         """The above as plain data, made when it is asked for: a dry run has no use for it."""
-        return self.record()
+        return self.record(self)
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Of the process, at a few examples."""
+        return Fingerprint.of(self.process, self.examples[:_LOOKED])
 
     @property
     def objective(self) -> AbstractObjective:
@@ -98,6 +111,8 @@ def set_up(
         raise ValueError(f"learning_rate={learning_rate} is for the default optimizer; one was given.")
     example_key, plan_key, train_key = jax.random.split(key, 3)
     x = _examples(process, y0, example_key)
+    if prior is None and not is_image(x.shape[1:]) and (problem := path_like(process, x)) is not None:
+        warnings.warn(problem, stacklevel=3)
     if is_image(x.shape[1:]) and (vain := [f"{k}={v}" for k, v in size.items() if k != "width"]):
         raise ValueError(f"{', '.join(vain)} is not for the U-Net that images get. Give a network, or width alone.")
     # What can be refused is refused before the pilot: a batch that is too small, a network that does not fit.
@@ -109,7 +124,7 @@ def set_up(
         named = {"name": "adamw", "learning_rate": rate}
         optimizer = optimizer_for(steps, learning_rate=rate)
     else:
-        named = {"name": "given", "functions": describe(optimizer)}
+        named = {"name": "given", "functions": outline(optimizer)}
     plan = make_plan(
         process,
         y0,
@@ -127,21 +142,31 @@ def set_up(
     if network is None:
         _check_network(plan.network, x[0], process)
 
-    def record():
-        return {
-            "process": fingerprint(process, x[:4]),
-            "data": digest(x if callable(y0) else y0),
-            "objective": describe(plan.objective),
-            "network": describe(plan.network),
-            "optimizer": named,
-            "steps": steps,
-            "batch_size": batch_size,
-            "ema": ema,
-            "key": np.asarray(jax.random.key_data(key)).tolist(),
-            "command": command,
-        }
+    def record(setup: Setup):
+        return Config(
+            shape=x.shape[1:],
+            t1=process.t1,
+            steps=steps,
+            batch_size=batch_size,
+            ema=ema,
+            key=np.asarray(jax.random.key_data(key)).tolist(),
+            data=sketch(x if callable(y0) else as_floating(y0)),
+            objective={
+                "name": type(plan.objective).__name__,
+                "reason": plan.reason,
+                "given": None if objective is None else outline(objective),
+            },
+            network={
+                "name": network_name(plan.network),
+                "parameters": setup.parameters,
+                "outline": {"default": size} if network is None else outline(network),
+            },
+            optimizer=named,
+            prior=None if prior is None else type(prior).__name__,
+            command=command,
+        )
 
-    return Setup(plan, rounds, optimizer, train_key, record)
+    return Setup(plan, rounds, optimizer, train_key, process, x, record)
 
 
 @suggest_options(set_up)
@@ -166,8 +191,9 @@ def fit(
 
     - `y0`: a sampler `y0(key, n)`, in JAX or numpy, an array of samples stacked along its first axis, or a law of a
       state with `sample` and `log_prob`, whose score takes noise out of the targets.
-    - `out`: a folder for config.json, metrics.jsonl and checkpoints. If it holds an unfinished run of the same
-      configuration, that run is resumed, to the same result as if it had not been interrupted.
+    - `out`: a folder for config.json, model.autodsm, metrics.jsonl and checkpoints, which `load` opens. If it holds an
+      unfinished run of the same configuration, that run is resumed, to the same result as if it had not been
+      interrupted.
     - `each_round`: called as `each_round(step, score)` every few dozen steps, with the score of the averaged weights.
     - `check`: look at the score at the end, on fresh states, and warn if it is surely poor; by default after trainings
       of 1,000 steps or more, of whose time it takes a few percent. `model.diagnose(key=key)` says more.
@@ -192,29 +218,57 @@ def fit(
         _check_repeats(y0, key)
     setup = set_up(process, y0, key=key, progress=progress, **options)
     if progress:
+        print(f"states: of shape {setup.examples.shape[1:]}, one for each entry along the first axis of y0")
         print(f"objective: {setup.reason}")
-    _, static = eqx.partition(setup.network, trainable(setup.network))
 
-    def used(weights):  # without dropout
+    def used(network, weights):  # without dropout
+        _, static = eqx.partition(network, trainable(network))
         return eqx.nn.inference_mode(eqx.combine(weights, static))
 
-    with contextlib.nullcontext() if out is None else locked(out):
-        state, history = train(
-            setup.objective,
-            setup.network,
-            y0,
-            optimizer=setup.optimizer,
-            rounds=setup.rounds,
-            key=setup.key,
-            folder=None if out is None else open_run(Path(out), setup.config),
-            checkpoint_every=checkpoint_every,
-            progress=progress,
-            each_round=each_round and (lambda step, state: each_round(step, used(state.ema))),
+    def model_of(network, params, ema, step: int, history: list[dict]) -> Model:
+        return Model(
+            score=used(network, ema),
+            last=used(network, params),
+            history=history,
+            config=setup.config,
+            step=step,
+            fingerprint=setup.fingerprint,
+            process=process,
+            prior=options.get("prior"),
+            y0=y0,
+            scales=setup.plan.scales,
+            objective=setup.objective,
         )
-    score, last = used(state.ema), used(state.params)
+
+    with contextlib.nullcontext() if out is None else locked(out):
+        network, folder = setup.network, None if out is None else Path(out)
+        first, _ = eqx.partition(network, trainable(network))
+        start = model_of(network, first, first, 0, [])
+        if folder is not None:
+            network = begin(folder, start, network)
+        try:
+            state, history = train(
+                setup.objective,
+                network,
+                y0,
+                optimizer=setup.optimizer,
+                rounds=setup.rounds,
+                key=setup.key,
+                folder=folder,
+                checkpoint_every=checkpoint_every,
+                progress=progress,
+                each_round=each_round and (lambda step, state: each_round(step, used(network, state.ema))),
+            )
+        except KeyboardInterrupt:
+            if folder is not None:
+                update(folder, start)
+            raise
+        model = model_of(network, state.params, state.ema, int(state.step), history)
+        if folder is not None:
+            finish(folder, model)
     if setup.rounds.steps >= CHECKED if check is None else check:
-        _warn_if_poor(setup, score, y0)
-    return Model(score, last, setup.objective, history, setup.config, y0)
+        _warn_if_poor(setup, model.score, y0)
+    return model
 
 
 CHECKED = 1000
@@ -255,7 +309,7 @@ def _examples(process: Process, y0, key: PRNGKey) -> np.ndarray:
                 "y0(key, n) returned the same states for two keys: it does not draw by its key. Write e.g. "
                 "jax.random.normal(key, (n, d)), or give an array of samples instead of a function."
             )
-    process.check(jnp.asarray(x[0]))
+    check_axes(process, x)
     return x
 
 

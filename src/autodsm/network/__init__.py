@@ -15,7 +15,7 @@ from .framed import Framed
 from .mlp import MLP, TIMES, TimeFeatures
 from .particles import Equivariant
 from .relaxation import Relaxation
-from .shape import state_shape
+from .shape import network_name, state_shape
 from .unet import UNet
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "TimeFeatures",
     "UNet",
     "gamma_squared",
+    "network_name",
     "non_smooth_activation",
     "state_shape",
     "trainable",

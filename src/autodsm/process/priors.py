@@ -27,6 +27,7 @@ from ..base.errors import as_floating, check_callable, check_key, check_number, 
 from ..base.quadrature import NODES, WEIGHTS
 from ..base.types import PRNGKey
 from .process import Process
+from .recipe import recorded
 
 
 class AbstractBeta(eqx.Module):
@@ -159,10 +160,21 @@ def check_log_prob(prior) -> None:
 def score_of(prior) -> Callable:
     """`∇ log π` as a function of state and time, of which it needs the first alone."""
     check_log_prob(prior)
-    slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
-    return lambda y, t=None: slope(y)
+    return PriorScore(prior)
 
 
+class PriorScore:
+    """`∇ log π` of a law."""
+
+    def __init__(self, prior):
+        self.prior = prior
+        self._slope = jax.grad(lambda y: jnp.sum(prior.log_prob(y)))
+
+    def __call__(self, y, t=None):
+        return self._slope(y)
+
+
+@recorded
 def langevin(prior, beta: BetaLike = None, *, t1: float | None = None, structure: str | None = None) -> Process:
     """Langevin dynamics whose stationary law is `prior`, run at the speed `beta` (default: 0.1 to 10, linear).
 
@@ -181,12 +193,14 @@ def langevin(prior, beta: BetaLike = None, *, t1: float | None = None, structure
     return Process(drift, lambda t: jnp.sqrt(2.0 * rate(t)), t1, structure=structure)
 
 
+@recorded
 def vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
     """Variance-preserving process of Song et al. (2021); stationary law N(0, 1)."""
     rate, t1 = _schedule(beta, t1, LinearBeta(0.1, 20.0))
     return Process(lambda y, t: -0.5 * rate(t) * y, lambda t: jnp.sqrt(rate(t)), t1, structure="elementwise")
 
 
+@recorded
 def sub_vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
     """Sub-VP process of Song et al. (2021): less noise than `vp` at every t, the same limit."""
     rate, t1 = _schedule(beta, t1, LinearBeta(0.1, 20.0))
@@ -197,6 +211,7 @@ def sub_vp(beta: BetaLike = None, *, t1: float | None = None) -> Process:
     return Process(lambda y, t: -0.5 * rate(t) * y, diffusion, t1, structure="elementwise")
 
 
+@recorded
 def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Process:
     """Variance-exploding process: `Var y_t = Var y_0 + σ(t)² − σ0²`, `σ(t) = σ0 (σ1/σ0)^t`."""
     check_positive("sigma0", sigma0)
@@ -211,6 +226,7 @@ def ve(sigma0: float = 0.01, sigma1: float = 50.0, *, t1: float = 1.0) -> Proces
     return Process(lambda y, t: jnp.zeros_like(y), diffusion, t1, structure="elementwise")
 
 
+@recorded
 def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None, structure: str | None = None) -> Process:
     """Critically-damped Langevin diffusion of Dockhorn et al. (2022), state (2, *pixels) = (x, v).
 
@@ -220,6 +236,7 @@ def cld(beta: BetaLike = None, *, mass: float = 0.25, t1: float | None = None, s
     return _with_velocity(lambda x: -x, beta, mass, 2.0 * np.sqrt(mass), t1, structure)
 
 
+@recorded
 def underdamped(
     prior,
     beta: BetaLike = None,
@@ -281,6 +298,7 @@ class WithVelocity(eqx.Module):
         return jnp.stack([x, np.sqrt(self.mass) * jax.random.normal(v_key, (n, *pixels), x.dtype)], axis=1)
 
 
+@recorded
 def linear(matrix, diffusion, *, t1: float, offset=None, structure: str | None = None) -> Process:
     """`dy = (A(t) y + c(t)) dt + g(t) dw` from its matrices, each an array or a function of t.
 

@@ -3,9 +3,11 @@
 The noise is additive: `g` may depend on time, never on the state. `Q = g gᵀ`.
 """
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -51,6 +53,8 @@ class Process(eqx.Module):
     diffusion: Callable | Array
     t1: float = eqx.field(static=True)
     structure: StructureName | None = eqx.field(static=True)
+    recipe: Any = eqx.field(static=True)
+    """How it was made, a `Recipe`, where a constructor of the library did; else None."""
 
     @suggest_options()
     def __init__(
@@ -69,6 +73,12 @@ class Process(eqx.Module):
         if structure is not None:
             check_name("structure", structure, STRUCTURES)
         if callable(diffusion):
+            if (name := _state_argument(diffusion)) is not None:
+                raise TypeError(
+                    f"diffusion is {signature_of(diffusion)}, and is called with the time alone, g(t). If {name} is "
+                    f"the time, call it t: lambda t: ... . If {name} is the state, the noise depends on it, which is "
+                    "not supported: transform the state so that g no longer depends on it."
+                )
             if not accepts(diffusion, 1):
                 raise TypeError(
                     f"diffusion must be a function of time alone, g(t); got {signature_of(diffusion)}. Noise that "
@@ -80,6 +90,7 @@ class Process(eqx.Module):
         self.drift = drift
         self.diffusion = diffusion
         self.t1 = float(t1)
+        self.recipe = None
         self.structure = structure  # pyright: ignore[reportAttributeAccessIssue]
         _check_finite_noise(self)
 
@@ -187,6 +198,21 @@ class Process(eqx.Module):
             return _inferred.setdefault(self.drift, {})
         except TypeError:  # a drift that cannot be hashed, e.g. a module holding arrays
             return {}
+
+
+_STATES = frozenset({"position", "state", "x", "y"})
+"""Names that the argument of a diffusion has where it stands for the state."""
+
+
+def _state_argument(diffusion: Callable) -> str | None:
+    """The name of the one argument of a diffusion, if it is that of a state."""
+    try:
+        parameters = list(inspect.signature(diffusion).parameters.values())
+    except (TypeError, ValueError):  # builtins without a signature
+        return None
+    # Names of positional-only arguments, as of jnp.sqrt, say nothing.
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return needed[0] if len(needed) == 1 and needed[0].lower() in _STATES else None
 
 
 def check_process(process: object) -> None:

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from ..base.errors import check_count, check_key, check_number, check_positive, check_shape
 from .process import Process
+from .recipe import recorded
 
 
 class NormalStart(eqx.Module):
@@ -46,6 +47,7 @@ class System(NamedTuple):
     shape: tuple[int, ...]
 
 
+@recorded
 def ornstein_uhlenbeck(
     dim: int = 1,
     *,
@@ -61,6 +63,7 @@ def ornstein_uhlenbeck(
     return System(Process(lambda y, t: -rate * y, noise, t1), _gaussian((dim,), mean0, std0), (dim,))
 
 
+@recorded
 def double_well(dim: int = 1, *, noise: float = 0.7, mean0: float = 0.0, std0: float = 0.5, t1=5.0) -> System:
     """`dy = (y − y³) dt + σ dw` in each coordinate; stationary law `∝ exp((y² − y⁴/2)/σ²)`."""
     check_count("dim", dim)
@@ -68,6 +71,7 @@ def double_well(dim: int = 1, *, noise: float = 0.7, mean0: float = 0.0, std0: f
     return System(Process(lambda y, t: y - y**3, noise, t1), _gaussian((dim,), mean0, std0), (dim,))
 
 
+@recorded
 def swimmer(*, gamma: float = 0.1, D: float = 1.0, mean0: float = 0.0, std0: float = 1.0, t1: float = 5.0) -> System:
     """Active swimmer: `dx = (−x³ + v) dt`, `dv = −γ v dt + √(2γD) dw`, from
     `x_0, v_0 ~ N(mean0, std0²)`.
@@ -86,6 +90,7 @@ def swimmer(*, gamma: float = 0.1, D: float = 1.0, mean0: float = 0.0, std0: flo
     return System(Process(drift, g, t1), _gaussian((2,), mean0, std0), (2,))
 
 
+@recorded
 def particles(
     n: int = 5,
     *,
@@ -130,6 +135,7 @@ def particles(
     return System(Process(drift, np.sqrt(2.0 * D), t1), _gaussian((n, 2), mean0, std0), (n, 2))
 
 
+@recorded
 def harmonic_particles(
     n: int = 50, *, a: float = 2.0, omega: float = np.pi, D: float = 0.25, std0: float = 0.25, t1: float = 5.0
 ) -> System:

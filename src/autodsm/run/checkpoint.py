@@ -14,7 +14,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,14 +85,22 @@ class Checkpoints:
 
         `like` holds arrays or `jax.ShapeDtypeStruct`s. A damaged checkpoint is passed over for the one before it.
         """
+        step, arrays, skipped = self._newest(lambda folder, leaves: _check_fit(folder, leaves, like))
+        return Restored(step, _rebuild(like, arrays), skipped)
+
+    def arrays(self) -> tuple[int, dict[str, np.ndarray]]:
+        """The step of the newest intact checkpoint, and its arrays by their paths in the state."""
+        return self._newest(lambda folder, leaves: None)[:2]
+
+    def _newest(self, check: Callable[[Path, list], None]) -> tuple[int, dict[str, np.ndarray], list[tuple[int, str]]]:
         skipped = []
         for folder in reversed(self._folders()):
             if not (reason := _damage(folder)):
                 table = json.loads((folder / "leaves.json").read_text())
-                _check_fit(folder, table["leaves"], like)
+                check(folder, table["leaves"])
                 arrays = _read(folder, table["leaves"])
                 if _table(arrays) == table:
-                    return Restored(_step(folder), _rebuild(like, arrays), skipped)
+                    return _step(folder), arrays, skipped
                 reason = "the arrays read are not those that were saved"
             skipped.append((_step(folder), reason))
         if not skipped:

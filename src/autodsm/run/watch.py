@@ -19,17 +19,7 @@ class Metrics:
         self.path, self.rows = path, []
         if path is None or not path.exists():
             return
-        lines = path.read_text(errors="replace").splitlines()
-        rows = [_row(line) for line in lines]
-        if rows and rows[-1] is None:  # the last line, cut short by a kill
-            rows.pop()
-        if None in rows:
-            at = rows.index(None)
-            raise ValueError(
-                f"{path} is damaged: line {at + 1} is no row of metrics, {lines[at][:40]!r}. Remove this line, or "
-                "restore the file from a backup. The trained weights are in the checkpoints, and are not affected."
-            )
-        self.rows = [row for row in rows if row is not None and row["step"] <= step]
+        self.rows = [row for row in read_rows(path) if row["step"] <= step]
         whole = "".join(json.dumps(row) + "\n" for row in self.rows)
         if whole != path.read_text(errors="replace"):
             partial = path.with_suffix(".tmp")
@@ -41,6 +31,21 @@ class Metrics:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a metrics file, but for a last line that a kill cut short."""
+    lines = path.read_text(errors="replace").splitlines()
+    rows = [_row(line) for line in lines]
+    if rows and rows[-1] is None:
+        rows.pop()
+    if None in rows:
+        at = rows.index(None)
+        raise ValueError(
+            f"{path} is damaged: line {at + 1} is no row of metrics, {lines[at][:40]!r}. Remove this line, or "
+            "restore the file from a backup. The trained weights are in the checkpoints, and are not affected."
+        )
+    return [row for row in rows if row is not None]
 
 
 def _row(line: str) -> dict | None:

@@ -103,6 +103,15 @@ def sample(
                       chunk=min(chunk, n), keep_times=times is not None, progress=progress)  # fmt: skip
 
 
+def sampler(process: Process, score: Callable, steps: int | None = None) -> Callable[[State, PRNGKey], State]:
+    """`(y, key) -> y_0`: one state, from a draw of the prior, by fixed steps of the reversed process, as `sample`."""
+    check_count("steps", steps := DEFAULT_STEPS if steps is None else steps)
+    stops = _stops(process, None, None)
+    grid = _grid(process, stops, steps)
+    slots = jnp.asarray((grid[1:] != stops[0]).astype(int))
+    return lambda y, key: _fixed(process, score, y, key, jnp.asarray(grid, y.dtype), slots, 1, 0)[0]
+
+
 def _in_chunks(
     process, score, prior, starts, key, method, grid, stops, tol, corrector, gained, *, chunk, keep_times, progress
 ) -> np.ndarray | Samples:
