@@ -199,7 +199,8 @@ def sketch(values) -> dict[str, Any]:
     for start in range(0, flat.size, _CHUNK):
         part = flat[start : start + _CHUNK].astype(np.float64)
         signs = 1.0 - 2.0 * rng.integers(0, 2, size=(2, part.size), dtype=np.int8)
-        found += np.sum(part**2), *(signs @ part)
+        with np.errstate(all="ignore"):  # what is not finite is found below
+            found += np.sum(part**2), *(signs @ part)
     found /= max(flat.size, 1)
     found = np.array([np.sqrt(found[0]), *(found[1:] * np.sqrt(flat.size))])
     return {"array": kind, "sketch": found.tolist() if np.all(np.isfinite(found)) else [0.0, 0.0, 0.0]}
