@@ -128,7 +128,7 @@ def diagnose(
     found = None
     if flow:
         carried = carry(process, score, y0, times, min(n // 2, CARRIED), key=flow_key)
-        found = compare(times, carried, fresh.y, key=compare_key)
+        found = tuple(compare(times, carried, fresh.y, key=compare_key))
     return Report(tuple(looks), pooled, found, n, float(tolerance), steady, fresh.about)
 
 
