@@ -51,7 +51,8 @@ SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 STATES, CARRIED = 8000, 2000
 """At each time, and carried by the flow, at most: squared errors of a percent are then seen of most scores, and of a
 thousandth at late times, variances of a flow to a tenth."""
-FEWEST = 64
+FEWEST, FEW = 64, 16
+"""States at each time, and for each test field, at least."""
 SHORT, _SHORT_STATES = (0.1, 0.4, 1.0), 1000
 POOR = 0.1
 """A relative squared error that is a failure: a third of the score. Default trainings end below a few hundredths."""
@@ -161,7 +162,7 @@ def _look(
     white = Whitened.of(flat)
 
     g, sources = noise_columns(process, t, shape, rng, OUTPUTS)
-    functions = functions_of(white, FIELDS // len(g), rng)
+    functions = functions_of(white, max(2, min(FIELDS, n // FEW) // len(g)), rng)
     stein = by_stein(functions, s @ g.T, g)
     x = stein
     if target is not None:
