@@ -196,10 +196,17 @@ def _look(
         diagonal(flat, s, g if len(g) == sources else wide),
         cramer_rao(white, s @ wide.T, wide),
         found,
-        bool(np.linalg.matrix_rank(wide) == flat.shape[1] or sources >= flat.shape[1]),
+        _reaches_all(wide, sources),
         None if other is None else _difference(s, scores_at(other, y, t), target, wide, unit * len(wide) / sources),
     )
     return look, x / math.sqrt(unit)
+
+
+def _reaches_all(g: np.ndarray, sources: int) -> bool:
+    """Whether Q has an inverse, from rows of g; where there are too many, from their number."""
+    if len(g) < sources:
+        return sources >= g.shape[1]
+    return bool(np.linalg.matrix_rank(g / np.maximum(np.linalg.norm(g, axis=0), 1e-300)) == g.shape[1])
 
 
 def _difference(s: np.ndarray, other: np.ndarray, target, g: np.ndarray, unit: float) -> Estimate | None:
