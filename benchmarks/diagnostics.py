@@ -183,13 +183,14 @@ def mixture() -> Case:
 
     def known(drift: float = 1.0, noise: float = 1.0) -> Mixture:
         factor = np.exp(-0.5 * drift * total)
-        return Mixture(*map(jnp.asarray, (times, factor, noise**2 * (1.0 - factor**2) / drift)))
+        added = noise**2 * (1.0 - factor**2) / drift
+        return Mixture(jnp.asarray(times), jnp.asarray(factor), jnp.asarray(added))
 
     h, factor, added = 1.0 / STEPS, [1.0], [0.0]
     for t in h * np.arange(STEPS):
         factor.append((1.0 - 0.5 * h * beta(t)) * factor[-1])
         added.append((1.0 - 0.5 * h * beta(t)) ** 2 * added[-1] + h * beta(t))
-    coarse = Mixture(*map(jnp.asarray, (h * np.arange(STEPS + 1.0), np.array(factor), np.array(added))))
+    coarse = Mixture(jnp.asarray(h * np.arange(STEPS + 1.0)), jnp.asarray(factor), jnp.asarray(added))
 
     def y0(key, n):
         side, noise = jax.random.split(key)

@@ -694,5 +694,3 @@ def test_a_poor_score_is_told_at_the_end(recwarn):
     assert not [each for each in recwarn if "poor" in str(each.message)]
     report = model.diagnose(key=KEY, times=[0.1], n=500, flow=False, rates=False)
     assert report.verdict == "inconsistent"
-    with pytest.raises(TypeError, match="check=3"):
-        ad.fit(OU, y0, key=KEY, check=3, **options)

@@ -201,7 +201,6 @@ def test_least_noise_keeps_the_mean():
         (dict(times=[1.0, 4.0]), "times"),
         (dict(n=10), "at least 64"),
         (dict(tolerance=0.0), "tolerance=0.0 must be above 0"),
-        (dict(flow=3), "flow=3"),
         (dict(score=lambda y, t: y[:1]), "score returned"),
         (dict(score=lambda y, t: y * jnp.nan), "score is not finite at t=1, for 64 of 64"),
         (dict(sample=3), "sample"),

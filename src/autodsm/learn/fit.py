@@ -277,7 +277,12 @@ CHECKED = 1000
 
 def _warn_if_poor(setup: Setup, score, y0) -> None:
     key = jax.random.fold_in(setup.key, CHECKED)
-    if (found := poor(setup.objective.process, score, y0, setup.objective.forward, key=key)) is not None:
+    try:
+        found = poor(setup.objective.process, score, y0, setup.objective.forward, key=key)
+    except (FloatingPointError, ValueError) as error:  # a training that is done is not lost for this
+        warnings.warn(f"the trained score could not be looked at: {error}", stacklevel=4)
+        return
+    if found is not None:
         warnings.warn(f"the trained score is poor. {found} model.diagnose(key=key) says more.", stacklevel=4)
 
 

@@ -51,7 +51,8 @@ SHARES = (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 STATES, CARRIED = 8000, 2000
 """At each time, and carried by the flow, at most: squared errors of a percent are then seen of most scores, and of a
 thousandth at late times, variances of a flow to a tenth."""
-FEWEST = 64
+FEWEST, FEW = 64, 16
+"""States at each time, and for each test field, at least."""
 SHORT, _SHORT_STATES = (0.1, 0.4, 1.0), 1000
 POOR = 0.1
 """A relative squared error that is a failure: a third of the score. Default trainings end below a few hundredths."""
@@ -128,7 +129,7 @@ def diagnose(
     found = None
     if flow:
         carried = carry(process, score, y0, times, min(n // 2, CARRIED), key=flow_key)
-        found = compare(times, carried, fresh.y, key=compare_key)
+        found = tuple(compare(times, carried, fresh.y, key=compare_key))
     return Report(tuple(looks), pooled, found, n, float(tolerance), steady, fresh.about)
 
 
@@ -161,7 +162,7 @@ def _look(
     white = Whitened.of(flat)
 
     g, sources = noise_columns(process, t, shape, rng, OUTPUTS)
-    functions = functions_of(white, FIELDS // len(g), rng)
+    functions = functions_of(white, max(2, min(FIELDS, n // FEW) // len(g)), rng)
     stein = by_stein(functions, s @ g.T, g)
     x = stein
     if target is not None:
@@ -195,10 +196,17 @@ def _look(
         diagonal(flat, s, g if len(g) == sources else wide),
         cramer_rao(white, s @ wide.T, wide),
         found,
-        bool(np.linalg.matrix_rank(wide) == flat.shape[1] or sources >= flat.shape[1]),
+        _reaches_all(wide, sources),
         None if other is None else _difference(s, scores_at(other, y, t), target, wide, unit * len(wide) / sources),
     )
     return look, x / math.sqrt(unit)
+
+
+def _reaches_all(g: np.ndarray, sources: int) -> bool:
+    """Whether Q has an inverse, from rows of g; where there are too many, from their number."""
+    if len(g) < sources:
+        return sources >= g.shape[1]
+    return bool(np.linalg.matrix_rank(g / np.maximum(np.linalg.norm(g, axis=0), 1e-300)) == g.shape[1])
 
 
 def _difference(s: np.ndarray, other: np.ndarray, target, g: np.ndarray, unit: float) -> Estimate | None:

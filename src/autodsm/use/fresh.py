@@ -96,7 +96,10 @@ def draw_fresh(
         target, about = None, "states as in training, and Stein's identity alone"
     chunk = chunk_for(len(times) * math.prod(x.shape[1:]) * 64)
     at = jnp.asarray(times, x.dtype)
-    if target is not None:
+    if isinstance(target, Kinetic):  # closed over: it looks at values of the noise
+        kinetic = target
+        one = lambda x, key: _drawn(kinetic, at, x, key)  # noqa: E731
+    elif target is not None:
         one = eqx.Partial(_drawn, target, at)
     else:
         one = eqx.Partial(_simulated, process, at) if forward is None else eqx.Partial(_states, forward, at)
