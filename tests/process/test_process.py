@@ -53,6 +53,7 @@ def test_g_as_function_of_time_and_integers():
         (lambda: ad.Process(3.0, 1.0, 1.0), "drift=3.0 must be a function"),
         (lambda: ad.Process(lambda y: y, 1.0, 1.0), "drift must take the state and the time"),
         (lambda: ad.Process(drift, lambda y, t: y, 1.0), "function of time alone.*depends on the state"),
+        (lambda: ad.Process(drift, lambda y: 0.3 * y, 1.0), "If y is the time, call it t.*If y is the state"),
         (lambda: ad.Process(drift, 1.0, 0.0), "t1=0.0 must be a finite number above zero"),
         (lambda: ad.Process(drift, 1.0, float("inf")), "t1=inf must be a finite"),
         (lambda: ad.Process(drift, 1.0, 1.0, structure="elementwize"), "Did you mean 'elementwise'"),
@@ -64,6 +65,20 @@ def test_g_as_function_of_time_and_integers():
 def test_bad_process(make, text):
     with pytest.raises((ValueError, TypeError), match=text):
         make()
+
+
+def test_a_function_of_time_may_be_any():
+    """The name of an argument that no user chose says nothing."""
+    for diffusion in (lambda t: t, lambda s: s, jnp.sqrt, lambda time, y=2.0: time * y):
+        assert ad.Process(drift, diffusion, 1.0).g(1.0) in (1.0, 2.0)
+
+
+def test_shipped_processes_say_how_they_were_made():
+    beta = ad.LinearBeta(0.2, 8.0)
+    assert ad.vp(beta, t1=0.5).recipe.arguments == {"beta": beta, "t1": 0.5}
+    swimmer = ad.systems.swimmer(gamma=0.2).process.recipe
+    assert (swimmer.name, swimmer.arguments["gamma"], swimmer.arguments["D"]) == ("swimmer", 0.2, 1.0)
+    assert ad.Process(drift, 1.0, 1.0).recipe is None
 
 
 @pytest.mark.parametrize(
