@@ -30,6 +30,7 @@ from autodsm.learn.train import (
     Batch,
     Rounds,
     TrainState,
+    groups_of,
     initial_state,
     make_draws,
     make_round,
@@ -72,7 +73,8 @@ def method_of(name: str, setting: Setting, network, optimizer, key) -> Method:
     yardstick: Any = YARDSTICKS.get(name)
     objective = yardstick or setting.objective(METHODS[name]).prepare(images, key=key)
     rounds = Rounds.make(objective, size, steps=ROUND, batch_size=setting.scale.batch, ema=0.999)
-    data = Batch(images(key, rounds.round_steps * rounds.paths))
+    starts = rounds.round_steps * rounds.paths if yardstick else groups_of(objective, rounds, rounds.round_steps)[2]
+    data = Batch(images(key, starts))
     make: Any = make_draws(objective, rounds, rounds.round_steps)
     if yardstick:
         make = jax.jit(lambda data, key, step: vp_draws(lambda *_: data.x, setting.shape, 1.0, key, step, rounds))

@@ -185,6 +185,8 @@ def make_plan(
             name = "KineticDSM" if isinstance(target, Kinetic) else "PathwiseDSM"
             raise ValueError(f"{name} derives the drift along a path, and {pilot.jump}. Use LocalDSM(process).")
     objective = objective.prepare_by(pilot, batch_size)
+    if objective.averaging is not None:
+        reason += f"; targets are averaged over {objective.averaging.references} starts"
     if (problem := objective.covers(pilot.x if callable(y0) else y0)) is not None:
         raise ValueError(problem)
     if callable(getattr(prior, "sample", None)):

@@ -195,7 +195,7 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
     many consecutive steps, one to each, so that every step has all strata still.
     """
     _, order_key, u_key, draw_key = _keys(key, step)
-    blocks, members, count = _groups(objective, rounds, steps)
+    blocks, members, count = groups_of(objective, rounds, steps)
     pool, averaging = _starts(data, key, step, count), objective.averaging
     pool = pool if averaging is None else averaging.arrange(pool)
     strata = jnp.broadcast_to(jnp.arange(rounds.paths)[:, None], (rounds.paths, blocks))
@@ -222,11 +222,11 @@ def round_draws(objective: AbstractObjective, data, key: PRNGKey, step, rounds: 
     return jax.tree.map(deal, draws)
 
 
-def _groups(objective: AbstractObjective, rounds: Rounds, steps: int) -> tuple[int, int, int]:
+def groups_of(objective: AbstractObjective, rounds: Rounds, steps: int) -> tuple[int, int, int]:
     """How many blocks of steps a round has, how many steps a block, and how many starts there are in all."""
     if objective.averaging is None:
         return steps, 1, steps * rounds.paths
-    blocks = -(-steps // objective.averaging.members)
+    blocks = -(-steps // objective.averaging.references)
     return blocks, -(-steps // blocks), blocks * objective.averaging.references * rounds.paths
 
 
@@ -277,7 +277,7 @@ def train(
 
     def draws_at(step: int):
         steps = min(rounds.round_steps, rounds.steps - step)
-        data = y0 if traceable else Batch(_starts(y0, key, step, _groups(objective, rounds, steps)[2]))
+        data = y0 if traceable else Batch(_starts(y0, key, step, groups_of(objective, rounds, steps)[2]))
         return drawing(steps)(data, key, jnp.asarray(step, jnp.int32))
 
     run = make_round(objective, network, optimizer, rounds)
@@ -341,7 +341,7 @@ def ahead(make: Callable[[int], Any], items: Iterable[int]) -> Generator[Any]:
 def _diagnose(objective, network, optimizer, state: TrainState, y0, draws, key, rounds: Rounds, first: int) -> str:
     """What went wrong at step `first` of a round, with the example that shows it best."""
     step, steps = int(state.step) + first + 1, jax.tree.leaves(draws)[0].shape[0]
-    x = np.asarray(_starts(y0, key, state.step, _groups(objective, rounds, steps)[2]))
+    x = np.asarray(_starts(y0, key, state.step, groups_of(objective, rounds, steps)[2]))
     if (reason := objective.covers(x)) is not None:
         return f"the loss is not finite at step {step}: {reason}"
     batch = jax.tree.map(lambda leaf: leaf[first], draws)
