@@ -159,7 +159,7 @@ def test_images_seen_and_equal_time():
     score = setting.network(key=jax.random.key(0))
     history = [{"step": 42, "steps_per_s": 2.0}]
     for method, images in (("local-DSM, ELBO", 42 * 32), ("antithetic local-DSM, ELBO", 42 * 16)):
-        found = about(score, history, setting.scale, evaluations=setting.objective(method).evaluations)
+        found = about(score, history, setting.scale, objective=setting.objective(method))
         assert (found["images"], found["seconds"]) == (images, 21.0)
     assert setting.steps("tabulated, ELBO") == 42
     assert setting.steps("ISM, ELBO") == 21

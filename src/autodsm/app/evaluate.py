@@ -43,7 +43,7 @@ def evaluate_run(run: Run, console: Console, *, n: int, seed: int) -> dict:
         rows += _score_errors(run, exact, n, jax.random.key(seed + 1))
     table = Table("quantity", "value", "± / floor", "remark", title=f"{run.path}: {n} samples")
     for name, value, error, remark in rows:
-        table.addrow_of(name, f"{value:.4g}", f"{error:.2g}", remark)
+        table.add_row(name, f"{value:.4g}", f"{error:.2g}", remark)
     console.print(table)
     console.print(report.sentence, soft_wrap=True)
     folder = RunFolder(run.path)

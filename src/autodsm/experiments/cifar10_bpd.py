@@ -60,7 +60,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     else:
         model = setting.train(method, key=train_key, out=folder)
         score = model.score
-        training = about(score, model.history, setting.scale, evaluations=model.objective.evaluations)
+        training = about(score, model.history, setting.scale, objective=model.objective)
     bits = {name: setting.bits(score, key=bits_key, **bound) for name, bound in BOUNDS.items()}
     return {**training, "bits": bits}
 

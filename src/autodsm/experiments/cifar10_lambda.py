@@ -31,7 +31,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     train_key, bits_key = jax.random.split(jax.random.key(seed))
     model = setting.train("antithetic local-DSM, ELBO", key=train_key, out=folder)
     bits = {name: setting.bits(model.score, key=bits_key, **bound) for name, bound in BOUNDS.items()}
-    training = about(model.score, model.history, setting.scale, evaluations=model.objective.evaluations)
+    training = about(model.score, model.history, setting.scale, objective=model.objective)
     return {**training, "bits": bits}
 
 

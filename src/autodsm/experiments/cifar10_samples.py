@@ -47,7 +47,7 @@ def trial(part: str, *, quick: bool, seed: int, scale: str, folder: Path) -> dic
     if len(ys) > 1:
         distance = mmd2(ys.reshape(len(ys), -1), others.reshape(len(others), -1), key=mmd_key)
     return {
-        **about(model.score, model.history, setting.scale, evaluations=model.objective.evaluations),
+        **about(model.score, model.history, setting.scale, objective=model.objective),
         "mmd2": np.nan if distance is None else distance.value,
         "floor": np.nan if distance is None else distance.floor,
         "samples": np.clip(np.floor((ys + 1.0) / 2.0 * images.levels), 0, images.levels - 1).astype(int),

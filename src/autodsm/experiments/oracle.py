@@ -90,7 +90,7 @@ def _train(
     }
     if not still:
         found["velocity"] = error_of.of_velocity(case.process, model.score)
-    if method in ("default", "known start"):
+    if isinstance(model.objective, DSM) and method in ("default", "known start"):
         found["noise"] = _noise(case, model.objective, y0, n, key=jax.random.fold_in(key, 2))
     return found
 

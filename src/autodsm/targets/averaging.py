@@ -42,8 +42,6 @@ _LOOKED_UP = 1 << 8
 _WORTH = 0.05
 """Share by which `E|ŝ|²` must fall, on the mean over log t, for averaging to be worth its time."""
 _AT_ONCE = 1 << 10  # coordinates of starts that the pilot looks at together
-_WORTH = 0.05
-"""Share by which `E|ŝ|²` must fall, on the mean over log t, for averaging to be worth its time."""
 _DIRECTIONS = 3
 """Principal directions of the starts by which they are put in order. More would leave the first of them too coarse: a
 pool of 2¹⁵ starts is told apart by 15 bits."""

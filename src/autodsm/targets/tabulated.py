@@ -162,7 +162,7 @@ class Tabulated(AbstractTarget):
             return average(log_q, score / scale)
 
         score = jax.vmap(jax.vmap(one, (0, None)))(draw.y, draw.anchor)
-        typical = jnp.broadcast_to(self._scale(tables, xs[0], t), draw.anchor.shape)
+        typical = jnp.broadcast_to(self._scale(tables, xs[0], t), (members, *xs.shape[1:]))
         return jax.lax.stop_gradient(Draw(jnp.broadcast_to(t, members), draw.y, score, typical, draw.anchor))
 
     def _scale(self, tables: Tables, x, t) -> Array:
@@ -177,6 +177,7 @@ class Tabulated(AbstractTarget):
 
     def _rows(self, tables: Tables, x, t) -> Array:
         """L and R₃ of the kernel from x, (*shape, u, 2)."""
+        assert tables.density is not None
         law, corners, _ = self._place(tables, x, t)
         return sum((w[..., None, None] * tables.density[law, i, j] for w, i, j in corners), jnp.zeros(()))
 

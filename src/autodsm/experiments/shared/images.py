@@ -200,8 +200,9 @@ class Setting(NamedTuple):
         return bits(values, self.shape, levels=images.levels, width=RANGE[1] - RANGE[0])
 
 
-def about(score, history: list[dict], scale: Scale, *, evaluations: int = 1) -> dict:
-    """What a training was, also when there was none; `evaluations` of its network for an image."""
+def about(score, history: list[dict], scale: Scale, *, objective: AbstractObjective | None = None) -> dict:
+    """What a training was, also when there was none."""
+    evaluations = 1 if objective is None else objective.evaluations  # of the network for an image
     per_step = 1.0 / float(np.median([row["steps_per_s"] for row in history])) if history else 0.0
     steps = history[-1]["step"] if history else 0
     weights = jax.tree.leaves(eqx.filter(score.net, eqx.is_inexact_array))
