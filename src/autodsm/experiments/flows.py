@@ -6,7 +6,8 @@ distance of all coordinates' marginals, relative to the 95 % quantile that equal
 simulated states, with mean m and covariance C, over coordinates that noise enters: Stein's identity,
 `E[s (y − m)ᵀ] = −I`, as the largest singular value of the difference, in units in which C = I; and Cramér and Rao's
 bound, `E[s sᵀ] ≥ C⁻¹`, as the least eigenvalue of the left side where the right is I. Of d coordinates and n states, an
-exact Gaussian score is off by about 2 √(d/n) in both: .02 for two coordinates, .1 for forty.
+exact Gaussian score is off by about 2 √(d/n) in the first, .02 for two coordinates and .1 for forty, and by twice as
+much in the second.
 """
 
 from collections.abc import Callable
