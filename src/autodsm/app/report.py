@@ -78,10 +78,16 @@ def _reproduce(folder: RunFolder, console: Console) -> None:
     about = {"experiment": name, "scale": scale, "command": command, "quick": quick}
     about |= {"seeds": seeds, "seconds": round(seconds), "cores": os.cpu_count(), "figures": list(figures)}
     folder.save_result(numbers, **about, code=config["code"], versions=config["versions"])
-    for item in experiment.report(read_numbers(folder.path), len(seeds)):
+    said = experiment.report(read_numbers(folder.path), len(seeds))
+    show([item for item in said if isinstance(item, Grid) or not quick], console)  # words on a quick run say nothing
+
+
+def show(report: Iterable[str | Grid], console: Console) -> None:
+    """The tables and sentences of an experiment, on a terminal."""
+    for item in report:
         if isinstance(item, Grid):
             console.print(_rich(item))
-        elif not quick:  # the numbers of a quick run say nothing
+        else:
             console.print(item.replace("**", ""), soft_wrap=True)
 
 
