@@ -97,6 +97,5 @@ def cramer_rao(white: Whitened, seen: np.ndarray, columns: np.ndarray) -> Estima
     first, second = (seen @ unit)[::2], (seen @ unit)[1::2]
     lowest = np.linalg.eigh(first.T @ first / len(first))[1][:, 0]
     squares = (second @ lowest) ** 2
-    # Of a Gaussian the squares and C both grow with the variance of this half: together by 1.5 of its deviation, and by
-    # 0.5 of that of the other half.
-    return Estimate(float(squares.mean()), float(np.sqrt(2.5) * squares.std() / np.sqrt(len(squares))))
+    # Of a Gaussian the squares and C both grow with the variance of this half, by at most twice its deviation together.
+    return Estimate(float(squares.mean()), float(2.0 * squares.std() / np.sqrt(len(squares))))
