@@ -120,7 +120,7 @@ def test_units_make_no_difference(power):
     """To linear kernels, nor to tables; nor to the blocks that a pilot finds."""
 
     def averaged(a):
-        process = ad.Process(lambda y, t: y - y**3 / a**2, 0.7 * a, 2.0)
+        process = ad.Process(lambda y, t: y - y**3 / a**2, 0.7 * a, 1.0)
         start = lambda k, n: a * jax.random.uniform(k, (n, 2), minval=-1.0)  # noqa: E731
         objective = ad.TabulatedDSM(process, y_range=(-a, a), references=8).prepare(start, key=KEY)
         x = start(KEY, 8)
@@ -229,7 +229,8 @@ def test_tabulated_targets_are_the_score_in_the_mean():
         good = np.isfinite(np.asarray(apart))[:, 0]
         found = np.stack([np.asarray(v)[good] for v in (apart, apart * y, apart * jnp.tanh(3 * y), apart * jnp.cos(y))])
         # All members of a group, and both of a pair, are no more than as many independent draws are.
-        assert np.all(np.abs(found.mean(1)) < 4.5 * found.std(1) / np.sqrt(groups))
+        off = 4.5 * found.std(1) / np.sqrt(groups) + 0.5 * target.tables.density_error
+        assert np.all(np.abs(found.mean(1)) < off)
         alone = jax.jit(jax.vmap(lambda x, k, t=t: target.draw(x, jnp.asarray([t]), key=k)))
         plain = alone(pool, jax.random.split(KEY, len(pool)))
         assert np.mean(np.asarray(draw.score) ** 2) < 1.02 * np.mean(np.asarray(plain.score) ** 2)
