@@ -112,10 +112,7 @@ def load(path: Path | str, *, process: Process | None = None, network=None, prio
     your own, which must be that of the training; `network`, of your own, with the same arrays; `prior` and `y0`.
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is not the folder of a run, nor the file of a model: it does not exist.")
-    folder = path if path.is_dir() else None
-    file = path if folder is None else _file_of(folder)
+    folder, file = path if path.is_dir() else None, _file_of(path)
     document, arrays = read_archive(file)
     if process is not None:
         check_process(process)
@@ -146,7 +143,7 @@ def load(path: Path | str, *, process: Process | None = None, network=None, prio
 
 def lacking(path: Path | str, *, score_alone: bool = False) -> set[str]:
     """What `load` has to be given, of process, network, prior and y0: for everything, or for the score alone."""
-    file = _file_of(Path(path)) if Path(path).is_dir() else Path(path)
+    file = _file_of(Path(path))
     document, _ = read_archive(file)
     try:
         found = {"network"} if "own" in document["score"] else set()
@@ -165,6 +162,11 @@ class _Refused(ValueError):
 
 
 def _file_of(folder: Path) -> Path:
+    """The file of a model, itself or in the folder of a run."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} is not the folder of a run, nor the file of a model: it does not exist.")
+    if not folder.is_dir():
+        return folder
     if (folder / FILE).is_file():
         return folder / FILE
     recorded = folder / "config.json"
