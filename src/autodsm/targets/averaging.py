@@ -73,7 +73,8 @@ class Averaging(eqx.Module):
         if len(self.directions) == 0:
             return pool
         along = self.directions.astype(pool.dtype) @ pool.reshape(len(pool), -1).T
-        place = jax.vmap(lambda v, q: jnp.interp(v, q, _QUANTILES))(along, self.quantiles.astype(pool.dtype))
+        levels = jnp.asarray(_QUANTILES, pool.dtype)
+        place = jax.vmap(lambda v, q: jnp.interp(v, q, levels))(along, self.quantiles.astype(pool.dtype))
         cells = jnp.minimum((place * (1 << _BITS)).astype(jnp.uint32), (1 << _BITS) - 1)
         code = jnp.zeros(len(pool), jnp.uint32)
         for bit in range(_BITS):
