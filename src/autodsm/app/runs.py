@@ -70,8 +70,10 @@ def open_run(path: Path, console: Console, *, file: Path | None = None, needs: f
 
 
 def _config(path: Path) -> Config | None:
+    """That of a training; what else a folder is, opening it says."""
     recorded = path / "config.json"
-    return Config.from_json(read_json(recorded), recorded) if recorded.is_file() else None
+    found = read_json(recorded) if recorded.is_file() else {"experiment": None}
+    return None if "experiment" in found else Config.from_json(found, recorded)
 
 
 def to_sample(path: Path) -> frozenset[str]:

@@ -49,7 +49,7 @@ def trial(part: str, *, quick: bool, seed: int) -> dict:
     exact = np.array(at(jnp.asarray(states), jnp.asarray(times, states.dtype)))
     exact[..., list(case.noiseless)] = np.nan
     error_of = ScoreError.at(states, exact, times)
-    still = np.max(np.abs(_velocities(case, error_of))) < 1e-4 * np.max(np.abs(states))
+    still = bool(np.max(np.abs(_velocities(case, error_of))) < 1e-4 * np.max(np.abs(states)))
     found = {}
     for method in methods_of(case, quick=quick):
         count = steps

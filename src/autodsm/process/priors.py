@@ -120,6 +120,8 @@ or a half-line of the common ones ends before, and exp(−8), the Gaussian's den
 def check_support(prior) -> None:
     """Refuse a law that is zero somewhere: noise carries paths there. One without `support` is looked at beyond its
     samples; without these it is taken as it is."""
+    if isinstance(prior, WithVelocity):
+        return check_support(prior.position)
     support = getattr(prior, "support", None)
     if not callable(support):
         if callable(getattr(prior, "sample", None)):

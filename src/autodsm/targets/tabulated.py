@@ -22,6 +22,8 @@ from .tables import FRAMES, Starts, Tables, U, Z, find_tables
 _FEWEST, _MOST = 1 << 10, 1 << 18
 """States of a sampler from which the tails of its law are taken: as many as 2²² numbers hold, between these."""
 _NUMBERS = 1 << 22
+_TYPICAL = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Quantiles of the data, at which deviations of kernels are averaged to weigh losses over t."""
 
 
 class Tabulated(AbstractTarget):
@@ -38,6 +40,8 @@ class Tabulated(AbstractTarget):
     tables: Tables | None
     clock: Clock
     averaging: Averaging | None
+    spread: Array | None
+    """`Tables.spread` of each coordinate, over starts where its own data are, (times, *shape); None without data."""
     y_range: tuple[float, float] | None = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
     references: int | None = eqx.field(static=True)
@@ -57,7 +61,7 @@ class Tabulated(AbstractTarget):
         y_range = None if y_range is None else check_range("y_range", y_range)
         self.process, self.y_range, self.antithetic, self.references = process, y_range, antithetic, references
         self.clock = Clock(process) if clock is None else clock
-        self.tables = self.averaging = None
+        self.tables = self.averaging = self.spread = None
         if shape is not None and y_range is not None:
             self.tables = _given(process, as_shape(shape), y_range, self.clock, density=references != 1)
 
@@ -82,7 +86,9 @@ class Tabulated(AbstractTarget):
             starts = Starts(None, np.asarray(pilot.y0))
         found = find_tables(pilot.process, pilot.shape, starts, clock=pilot.clock, density=references != 1)
         waiting = cls(pilot.process, antithetic=antithetic, references=references, clock=pilot.clock)
-        return found if isinstance(found, str) else replace(waiting, tables=found)._averaged(pilot)
+        if isinstance(found, str):
+            return found
+        return replace(waiting, tables=found, spread=_typical_spread(found, starts))._averaged(pilot)
 
     def prepared(self, pilot):
         if self.tables is not None:
@@ -170,8 +176,12 @@ class Tabulated(AbstractTarget):
         of the loss, the mean of weight times target over the mean of the weight, is not the score."""
         share = self.clock.share(t)
         i, a = _position(tables.place(share if tables.separable else t), 0.0, 1.0, tables.spread.shape[1])
-        law = 0 if tables.law is None else tables.law
-        spread = (1 - a) * tables.spread[law, i] + a * tables.spread[law, i + 1]
+        if self.spread is not None:
+            low, high = self.spread[i], self.spread[i + 1]
+        else:
+            law = 0 if tables.law is None else tables.law
+            low, high = tables.spread[law, i], tables.spread[law, i + 1]
+        spread = (1 - a) * low + a * high
         received = jnp.broadcast_to(share * self.clock.totals_of(x.shape), x.shape)
         return (jnp.sqrt(received) * spread).astype(x.dtype)
 
@@ -219,6 +229,19 @@ class Tabulated(AbstractTarget):
 
         y, score = jax.vmap(one)(jnp.stack([z, -z]) if self.antithetic else z[None])
         return Draw(t, y.astype(x.dtype), score.astype(x.dtype), scale, mean)
+
+
+def _typical_spread(tables: Tables, starts: Starts) -> Array | None:
+    """`S/√(T σ)`, its root mean square over typical starts of each coordinate: coordinates that share a table, and only
+    they, would otherwise have that of each other's data."""
+    if starts.x is None:
+        return None
+    x = np.quantile(np.asarray(starts.x, float), _TYPICAL, axis=0)
+    k, c = _position(jnp.asarray(tables.span().place(x)), 0.0, 1.0, tables.frame.shape[2])
+    law = 0 if tables.law is None else tables.law
+    low, high = (tables.frame[law, :, k + dk, 1] for dk in (0, 1))  # (starts, *shape, times)
+    found = low + c[..., None] * (high - low)
+    return jnp.moveaxis(jnp.sqrt(jnp.mean(found**2, axis=0)), -1, 0)
 
 
 def look_up(rows, u) -> tuple[Array, Array]:
